@@ -1,0 +1,62 @@
+"""What the engine remembers of a request: one prompt (`Request`) and its choices (`Stream`). No torch, no text.
+
+A request reads its prompt once, in the slot of its first living stream, and forks the state to the others.
+"""
+
+import os
+from array import array
+from dataclasses import dataclass, field
+
+from albatross.constants import END_OF_TEXT_ID
+from albatross.engine.messages import AddRequest, unpack_ids
+from albatross.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One choice: where its state lives, what it drew last, how far it is."""
+
+    stream_id: int
+    choice: int
+    slot: int = -1
+    last_token: int = -1
+    num_generated: int = 0
+    is_finished: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its streams. `limit` is the number of tokens after which a stream ends with reason "length"."""
+
+    streams: list[Stream]
+    prompt: "array[int]"
+    params: SamplingParams
+    seed: int
+    limit: int
+    priority: int
+    num_prefilled: int = 0
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @classmethod
+    def from_message(cls, message: AddRequest, max_output_tokens: int) -> "Request":
+        params = message.params
+        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
+        eos = () if params.ignore_eos else (END_OF_TEXT_ID,)
+        return cls(
+            streams=[Stream(stream_id, choice) for choice, stream_id in enumerate(message.stream_ids)],
+            prompt=unpack_ids(message.prompt),
+            params=params,
+            seed=seed % 2**64,
+            limit=max_output_tokens if params.max_tokens is None else min(params.max_tokens, max_output_tokens),
+            priority=message.priority,
+            stop_ids=frozenset((*params.stop_token_ids, *eos)),
+        )
+
+    @property
+    def living(self) -> list[Stream]:
+        return [stream for stream in self.streams if not stream.is_finished]
+
+    @property
+    def num_unread(self) -> int:
+        """Prompt tokens not yet run through the model."""
+        return len(self.prompt) - self.num_prefilled
