@@ -5,7 +5,7 @@ server does the same with the engine in a process of its own.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,9 @@ class LLM:
                 bar.update(task, advance=int(delta.finish_reason is not None), rate=num_tokens / elapsed)
         return outputs
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+    ) -> Generator[str, None, None]:
         """Yields the answer to one prompt piece by piece. Closing the iterator ends the request."""
         (choice,) = self.submit(self.encode(prompt), params or SamplingParams(), stop=stop)
         try:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(EngineConfig(device="cpu", max_num_seqs=4, max_queued_requests=6, max_prompt_tokens=500))
+    client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1, max_num_seqs=4, max_queued_requests=6, max_prompt_tokens=500))
     await client.wait_ready()
     yield client
     await client.close()
@@ -143,7 +143,7 @@ async def test_a_killed_engine_gives_errors_at_once_and_comes_back(client: Engin
 
 
 async def test_a_stuck_engine_is_noticed_and_replaced() -> None:
-    client = await EngineClient.start(EngineConfig(device="cpu", stall_timeout_s=2))
+    client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1, stall_timeout_s=2))
     await client.wait_ready()
     process = client._supervisor._process
     assert process is not None
@@ -163,7 +163,7 @@ async def test_a_model_that_cannot_be_loaded_is_said_and_not_tried_again(tmp_pat
 
 
 async def test_the_engine_leaves_when_its_front_is_gone() -> None:
-    client = await EngineClient.start(EngineConfig(device="cpu"))
+    client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1))
     await client.wait_ready()
     process = client._supervisor._process
     assert process is not None
@@ -175,7 +175,7 @@ async def test_the_engine_leaves_when_its_front_is_gone() -> None:
 
 
 async def test_closing_leaves_no_process_and_no_socket_behind() -> None:
-    client = await EngineClient.start(EngineConfig(device="cpu"))
+    client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1))
     await client.wait_ready()
     process, folder = client._supervisor._process, client._supervisor._folder
     assert process is not None
