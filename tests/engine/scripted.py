@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+
 from albatross.config import EngineConfig
 from albatross.engine.core import EngineCore
 from albatross.engine.messages import AddRequest, EngineReady, Finish, StepOutput, pack_ids, unpack_ids

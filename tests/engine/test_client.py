@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from albatross.config import EngineConfig
 from albatross.engine.client import EngineClient, Generation
 from albatross.errors import CheckpointError, EngineDeadError, InvalidRequestError, QueueFullError
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1, max_num_seqs=4, max_queued_requests=6, max_prompt_tokens=500))
+    client = await EngineClient.start(
+        EngineConfig(device="cpu", num_threads=1, max_num_seqs=4, max_queued_requests=6, max_prompt_tokens=500)
+    )
     await client.wait_ready()
     yield client
     await client.close()

@@ -1,6 +1,7 @@
 """From ids to text: characters, stop strings, counts and reasons, however the tokens come in."""
 
 import pytest
+
 from albatross.engine.messages import Finish, TokenLogprobs
 from albatross.engine.output_processor import Choice, Delta
 from albatross.tokenizer.world import WorldTokenizer

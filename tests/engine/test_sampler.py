@@ -6,11 +6,12 @@ from array import array
 import numpy as np
 import pytest
 import torch
+from scripted import GREEDY
+
 from albatross.engine import rng
 from albatross.engine.request import Request, Stream
 from albatross.engine.sampler import Sampler
 from albatross.sampling_params import SamplingParams
-from scripted import GREEDY
 
 V = 1000
 

@@ -5,9 +5,10 @@ import random
 import msgspec
 import pytest
 import torch
+from scripted import GREEDY, VOCAB, Engine, peak
+
 from albatross.engine.messages import AbortRequest
 from albatross.sampling_params import SamplingParams
-from scripted import GREEDY, VOCAB, Engine, peak
 
 
 def limited(max_tokens: int, **fields: object) -> SamplingParams:
