@@ -29,13 +29,14 @@ test: $(INSTALLED_TEST) ## Run the tests that need no GPU (ARGS="-k scheduler" t
 
 lint: $(INSTALLED_TEST) ## Check style and types
 	$(BIN)/ruff check .
+	mkdir -p build/links && ln -sfn ../../server build/links/albatross_server
 	$(BIN)/mypy
 
 format: $(INSTALLED_TEST) ## Mend what ruff can mend by itself
 	$(BIN)/ruff check --fix .
 
 wheel: $(INSTALLED_TEST) ## Build the wheel into dist/
-	$(BIN)/python -m build --wheel
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/python -m build --wheel
 
 gpu-test: $(INSTALLED_TEST) ## Run the GPU tests and benchmarks; needs a CUDA card
 	PYTHON=$(BIN)/python bash ci/gpu_check.sh

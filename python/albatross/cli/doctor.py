@@ -160,8 +160,7 @@ def render_report(report: Report, console: Console | None = None) -> None:
 
 def _lines(report: Report) -> list[tuple[str, str]]:
     machine, python, torch, library = report["machine"], report["python"], report["torch"], report["native_library"]
-    driver = report["driver"] or {"release": None, "cuda": None}
-    driver_text = f"{driver['release'] or 'release unknown'}, up to CUDA {driver['cuda']}" if driver["cuda"] else "none found"
+    packages = [f"{name} {version or '(missing)'}" for name, version in report["packages"].items()]
     cards = [
         f"{card['index']}: {card['name']}, {card['sm']}" + (" (cannot be used)" if card["rejection"] else "")
         for card in report["cards"]
@@ -171,8 +170,8 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("machine", f"{machine['system']}, {machine['machine']}, {machine['cores']} cores"),
         ("python", f"{python['version']} ({python['executable']})"),
         ("torch", torch["problem"] or f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'without CUDA'}"),
-        ("driver", driver_text),
-        ("cards", "\n".join(cards) or "no GPU"),
+        ("driver", _driver_text(report["driver"])),
+        ("cards", "\n".join(cards) or ("no GPU" if report["driver"] else "not asked")),
         ("native library", library["name"] or library["problem"]),
     ]
     if library.get("path"):
@@ -186,6 +185,12 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     for candidate in report["candidates"]:
         lines.append((f"  {candidate['origin']}", candidate["rejection"] or "chosen"))
     lines.append(("backend", f"auto is {report['backend']['auto'] or 'refused'}: {report['backend']['reason']}"))
-    lines.append(("packages", ", ".join(f"{name} {version}" for name, version in report["packages"].items()) or "not installed"))
+    lines.append(("packages", ", ".join(packages) or "not installed as a package: runs from a work tree"))
     lines += [("to do", text) for text in report["suggestions"]]
     return lines
+
+
+def _driver_text(driver: Report | None) -> str:
+    if driver is None:
+        return "not asked"
+    return f"{driver['release'] or 'release unknown'}, up to CUDA {driver['cuda']}" if driver["cuda"] else "none found"

@@ -5,6 +5,7 @@ Knows nothing of requests; `client` gets every message and every death through t
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shutil
 import sys
@@ -30,6 +31,7 @@ FIRST_DELAY_S = 0.25  # before the first restart; doubles with every failure in 
 LONGEST_DELAY_S = 30.0
 WATCH_S = 0.5  # between two looks at the engine's signs of life
 LEAVE_S = 5.0  # an engine told to shut down is killed after this
+MESSAGES_A_TURN = 16  # taken before other tasks run: a front that lags sends several tokens at once, and so catches up
 
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
@@ -120,12 +122,13 @@ class Supervisor:
 
     async def _pump(self) -> None:
         decoder = msgspec.msgpack.Decoder(Envelope)
-        while True:
-            envelope = decoder.decode(await self._pull.recv())
+        for count in itertools.count(1):
+            envelope = decoder.decode(await self._pull.recv())  # does not yield while messages are waiting
             if envelope.epoch == self._epoch:
                 self._last_sign = time.monotonic()
                 self._handle(envelope.message)
-            await asyncio.sleep(0)  # recv() does not yield while messages are waiting
+            if count % MESSAGES_A_TURN == 0:
+                await asyncio.sleep(0)
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, EngineFailed):
@@ -143,6 +146,8 @@ class Supervisor:
         failures = 0
         while True:
             reason = await self._run_once()
+            if self._state == "stopped":  # before Python 3.12, wait_for can lose the cancellation that `close` asked for
+                return
             was_ready = self._state == "ready"
             failures = 0 if was_ready else failures + 1
             if not self._ready.done():

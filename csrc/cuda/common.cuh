@@ -1,0 +1,114 @@
+// Shared by all kernels: vector loads and stores that convert to float, lane reductions, and the few names that differ
+// between CUDA and HIP. No torch header; kernels include this and their own params header, nothing else.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__HIP__) || defined(__HIPCC__)
+#include <hip/hip_fp16.h>
+#include <hip/hip_runtime.h>
+using gpu_stream_t = hipStream_t;
+#define GPU_TRAP() abort()
+#define GPU_SHFL_XOR(value, lane_mask) __shfl_xor(value, lane_mask)
+#else
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+using gpu_stream_t = cudaStream_t;
+#define GPU_TRAP() __trap()
+#define GPU_SHFL_XOR(value, lane_mask) __shfl_xor_sync(0xffffffffu, value, lane_mask)
+#endif
+
+namespace albatross {
+
+// nullptr if the launch before this call was accepted. Never waits for the device.
+inline const char* launch_error() {
+#if defined(__HIP__) || defined(__HIPCC__)
+  const hipError_t error = hipGetLastError();
+  return error == hipSuccess ? nullptr : hipGetErrorString(error);
+#else
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+#endif
+}
+
+// N consecutive numbers as they lie in memory, so that a load can be under way long before it is converted.
+template <typename T, int N>
+struct Packed {
+  static constexpr int kWords = N * sizeof(T) / 4;
+  static_assert(N * sizeof(T) == 8 || N * sizeof(T) % 16 == 0, "moved in 8 or 16 bytes at a time");
+  uint32_t words[kWords];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ Packed<T, N> load_packed(const T* source) {
+  Packed<T, N> packed;
+  if constexpr (Packed<T, N>::kWords == 2) {
+    const uint2 part = *reinterpret_cast<const uint2*>(source);
+    packed.words[0] = part.x, packed.words[1] = part.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < Packed<T, N>::kWords; i += 4) {
+      const uint4 part = reinterpret_cast<const uint4*>(source)[i / 4];
+      packed.words[i] = part.x, packed.words[i + 1] = part.y, packed.words[i + 2] = part.z, packed.words[i + 3] = part.w;
+    }
+  }
+  return packed;
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void store_packed(T* target, const Packed<T, N>& packed) {
+  if constexpr (Packed<T, N>::kWords == 2) {
+    *reinterpret_cast<uint2*>(target) = make_uint2(packed.words[0], packed.words[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Packed<T, N>::kWords; i += 4) {
+      reinterpret_cast<uint4*>(target)[i / 4] =
+          make_uint4(packed.words[i], packed.words[i + 1], packed.words[i + 2], packed.words[i + 3]);
+    }
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void unpack(const Packed<float, N>& packed, float* values) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = __uint_as_float(packed.words[i]);
+}
+
+template <int N>
+__device__ __forceinline__ void unpack(const Packed<__half, N>& packed, float* values) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed.words[i / 2]));
+    values[i] = pair.x, values[i + 1] = pair.y;
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void pack(const float* values, Packed<float, N>& packed) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) packed.words[i] = __float_as_uint(values[i]);
+}
+
+template <int N>
+__device__ __forceinline__ void pack(const float* values, Packed<__half, N>& packed) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
+    packed.words[i / 2] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ void assign(float& target, float value) { target = value; }
+__device__ __forceinline__ void assign(__half& target, float value) { target = __float2half_rn(value); }
+
+// Sum over kLanes neighbouring lanes (a power of two that divides the warp), the same in each of them.
+template <int kLanes>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+  for (int mask = 1; mask < kLanes; mask *= 2) value += GPU_SHFL_XOR(value, mask);
+  return value;
+}
+
+}  // namespace albatross

@@ -1,0 +1,98 @@
+"""`albatross doctor` on machines that are made up: with cards, without, and without torch."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from albatross.cli.doctor import collect_report, render_report
+from albatross.ops import _loader
+from albatross.ops._driver import Card
+from albatross.ops._loader import Build, Candidate, Context
+
+BUILD = Build("0.1.0", "good", "2.10", "2.13.0+cpu", "13.0.88", "580", "linux_x86_64", ("sm_80", "sm_90"), ("compute_90",))
+CANDIDATE = Candidate("package", Path("librwkv7_state_fwd_fp16.so"), BUILD, sha256="good")
+NO_CANDIDATE = Candidate("package", problem="This installation has no native library, because no nvcc was found.")
+H200, OLD_CARD = Card(0, "NVIDIA H200", (9, 0)), Card(1, "GTX 1080", (6, 1))
+MACHINE = Context("2.11.0+cu130", "13.0", (13, 0), (H200,), "linux_x86_64")
+
+
+def set_machine(monkeypatch: pytest.MonkeyPatch, machine: Context, candidate: Candidate = CANDIDATE) -> None:
+    def current_context(index: int | None = None) -> Context:
+        return machine if index is None else replace(machine, cards=machine.cards[index : index + 1])
+
+    monkeypatch.setattr(_loader, "current_context", current_context)
+    monkeypatch.setattr(_loader, "find_candidates", lambda: (candidate,))
+
+
+def shown() -> str:
+    console = Console(file=io.StringIO(), width=200)
+    render_report(collect_report(), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_report_of_this_machine_is_json() -> None:
+    report = json.loads(json.dumps(collect_report()))
+    assert report["native_library"]["name"] == "rwkv7_state_fwd_fp16"
+    assert {"albatross", "machine", "python", "torch", "driver", "cards", "candidates", "backend", "suggestions"} <= set(report)
+
+
+def test_a_machine_with_a_fitting_card_uses_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, MACHINE)
+    report = collect_report()
+    assert report["backend"]["auto"] == "native"
+    assert report["native_library"]["archs"] == ["sm_80", "sm_90"]
+    assert report["native_library"]["ptx"] == ["compute_90"]
+    assert report["native_library"]["problem"] is None
+    assert report["candidates"] == [{"origin": "package", "path": str(CANDIDATE.path), "rejection": None}]
+    assert report["suggestions"] == []
+
+
+def test_each_card_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, replace(MACHINE, cards=(H200, OLD_CARD)))
+    report = collect_report()
+    assert report["backend"]["auto"] == "native"
+    assert [card["rejection"] is None for card in report["cards"]] == [True, False]
+    assert "GTX 1080, sm_61" in report["suggestions"][0]
+    assert "1: GTX 1080, sm_61 (cannot be used)" in shown()
+
+
+def test_a_card_without_a_library_is_refused_and_the_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, MACHINE, NO_CANDIDATE)
+    report = collect_report()
+    assert report["backend"]["auto"] is None
+    assert report["native_library"]["problem"] == NO_CANDIDATE.problem
+    assert report["suggestions"] == [NO_CANDIDATE.problem, "Until then: --backend reference, or --device cpu."]
+    assert "auto is refused" in shown()
+
+
+def test_a_card_beside_a_cpu_build_of_torch_is_said_to_lie_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, replace(MACHINE, torch_version="2.13.0+cpu", torch_cuda=None))
+    report = collect_report()
+    assert report["backend"]["auto"] == "reference"
+    assert "NVIDIA H200 lies idle" in report["suggestions"][0]
+
+
+def test_a_machine_without_a_gpu_runs_on_the_cpu_and_has_nothing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, replace(MACHINE, driver_cuda=None, cards=()))
+    report = collect_report()
+    assert report["backend"] == {"auto": "reference", "reason": "No CUDA card is visible, so models run on the CPU."}
+    assert report["suggestions"] == []
+    assert "no GPU" in shown()
+
+
+def test_a_path_in_brackets_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, MACHINE, replace(CANDIDATE, path=Path("/data [1]/模型/lib.so")))
+    assert "/data [1]/模型/lib.so" in shown()
+
+
+def test_without_torch_the_report_says_so_and_is_still_shown() -> None:
+    code = "import sys; sys.modules['torch'] = None; import albatross.__main__ as m; m.render_report(m.collect_report())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "torch is not installed" in done.stdout

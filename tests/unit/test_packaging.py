@@ -1,0 +1,194 @@
+"""The wheel that setup.py builds without a compiler, the library it builds with one, and the data that both must agree with.
+
+Every build runs on a copy of the sources, in a process of its own.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import albatross
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+NATIVE = Path(albatross.__file__).parent / "_native"
+LIBRARY = NATIVE / "librwkv7_state_fwd_fp16.so"
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+needs_library = pytest.mark.skipif(not LIBRARY.is_file(), reason="this installation has no native library (see albatross doctor)")
+TOOLS = ("cmake", "ninja", "g++", "objcopy")
+needs_compiler = pytest.mark.skipif(
+    NVCC is None or not all(map(shutil.which, TOOLS)), reason=f"needs nvcc and {', '.join(TOOLS)}"
+)
+
+
+def cell() -> dict[str, Any]:
+    (only,) = tomllib.loads((ROOT / "manifest" / "matrix.toml").read_text())["cell"]
+    return dict(only)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of what a source distribution holds, with a stand-in for the 18 MB of the demo model."""
+    folder = tmp_path / "sources"
+    ignore = shutil.ignore_patterns("__pycache__", "_native", "*.pth", ".*_cache")
+    for name in ("python", "server", "csrc"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "python" / "albatross" / "demo" / "gosling.pth").write_bytes(b"stand-in")
+    return folder
+
+
+def build_wheel(sources: Path, **environment: str) -> tuple[Path, str]:
+    """The wheel that setup.py's backend makes under these variables, and what the build printed. Fails with that output."""
+    dropped = ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "ALBATROSS_TORCH_DIR", "ALBATROSS_SKIP_BUILD")
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    code = "from setuptools import build_meta; print('WHEEL', build_meta.build_wheel('dist'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=sources, env={**inherited, **environment}, capture_output=True, text=True, timeout=110
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return sources / "dist" / done.stdout.split("WHEEL ")[-1].strip(), output
+
+
+def read_record(wheel: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(wheel) as archive:
+        return dict(json.loads(archive.read("albatross/_native/_build.json")))
+
+
+def test_a_build_without_a_compiler_gives_a_pure_wheel_for_every_python(sources: Path) -> None:
+    stale = sources / "build" / "lib" / "albatross" / "removed_long_ago.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    wheel, output = build_wheel(sources, CUDA_HOME="/nonexistent")
+    assert wheel.name == f"albatross_rwkv-{albatross.__version__}-py3-none-any.whl"
+    assert "built without its native library: no nvcc was found" in output
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"albatross_rwkv-{albatross.__version__}.dist-info/METADATA").decode()
+        scripts = archive.read(f"albatross_rwkv-{albatross.__version__}.dist-info/entry_points.txt").decode()
+    expected = {"albatross/__init__.py", "albatross/ops/_loader.py", "albatross/py.typed", "albatross/demo/gosling.pth"}
+    assert expected | {"albatross_server/app.py", "albatross_server/routes/__init__.py"} <= names
+    assert not [name for name in names if name.endswith(".so") or "removed_long_ago" in name]
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"albatross", "albatross_server"}
+    assert "Requires-Python: >=3.10" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "albatross = albatross.cli.main:main" in scripts
+
+
+def test_an_installation_without_the_library_says_why_in_the_report(sources: Path, tmp_path: Path) -> None:
+    wheel, _ = build_wheel(sources, ALBATROSS_SKIP_BUILD="1")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import json; from albatross.cli.doctor import collect_report; print(json.dumps(collect_report()))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    environment.pop("ALBATROSS_LIB", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    library = json.loads(done.stdout.splitlines()[-1])["native_library"]
+    assert library["name"] == "rwkv7_state_fwd_fp16"
+    assert "no native library, because it was built with ALBATROSS_SKIP_BUILD=1" in library["problem"]
+
+
+def test_a_torch_folder_that_is_none_stops_the_build_with_a_sentence(sources: Path) -> None:
+    with pytest.raises(AssertionError, match="ALBATROSS_TORCH_DIR must name the folder of a torch package, but /nonexistent"):
+        build_wheel(sources, CUDACXX=sys.executable, ALBATROSS_TORCH_DIR="/nonexistent")
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_build_for_chosen_architectures_gives_one_wheel_with_a_clean_library(sources: Path, tmp_path: Path) -> None:
+    wheel, _ = build_wheel(sources, CUDACXX=str(NVCC), TORCH_CUDA_ARCH_LIST="8.0+PTX", MAX_JOBS="2")
+    assert wheel.name == f"albatross_rwkv-{albatross.__version__}-py3-none-linux_x86_64.whl"
+    record = read_record(wheel)
+    assert (record["arch"], record["ptx"]) == (["sm_80"], ["compute_80"])
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    assert_is_clean(tmp_path / "site" / "albatross" / "_native" / record["library"])
+
+
+@needs_compiler
+def test_an_architecture_that_is_none_stops_the_build_with_a_sentence(sources: Path) -> None:
+    with pytest.raises(AssertionError, match=r"An architecture must look like 9\.0 or 9\.0\+PTX, found 'Hopper'"):
+        build_wheel(sources, CUDACXX=str(NVCC), TORCH_CUDA_ARCH_LIST="Hopper")
+
+
+@needs_library
+def test_the_installed_library_is_clean() -> None:
+    assert_is_clean(LIBRARY)
+
+
+def assert_is_clean(library: Path) -> None:
+    """No symbol of one torch, Python or CUDA runtime, no library a machine may lack, and the code _build.json tells of."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "ci" / "check_library.py", library], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@needs_library
+def test_the_library_opens_in_any_torch_once_and_no_second_copy_does(tmp_path: Path) -> None:
+    code = f"""
+import shutil
+from dataclasses import replace
+from albatross.errors import NativeLibraryError
+from albatross.ops import _loader
+candidate = _loader._read_candidate("package", _loader._PACKAGE_FOLDER)
+opened = _loader._open(candidate)
+assert opened.name == "rwkv7_state_fwd_fp16" and _loader._has_cuda_ops()
+assert _loader._open(candidate) is opened
+copy = shutil.copy(candidate.path, {str(tmp_path / "copy.so")!r})
+try:
+    _loader._open(replace(candidate, path=copy))
+except NativeLibraryError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "already holds the albatross ops of another library" in done.stdout
+
+
+def test_cmake_and_setup_build_what_the_matrix_wants() -> None:
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    lists = re.findall(r"ALL_ARCHS ((?:\d+\.\d ?)+)\)", cmake)
+    archs = [f"sm_{arch.replace('.', '')}" for part in lists for arch in part.split()]
+    assert archs == cell()["arch"]
+    assert cell()["ptx"] == [archs[-1].replace("sm", "compute")]
+    assert f"set(TORCH_MIN {cell()['torch_min']})" in cmake
+    major = cell()["cuda"].split(".")[0]
+    assert f"set(DRIVER_MIN_{major} {cell()['driver_min']})" in cmake
+    assert f"TORCH_MIN = ({cell()['torch_min'].replace('.', ', ')})" in (ROOT / "setup.py").read_text()
+    assert f"set(LIBRARY_NAME {cell()['name']})" in cmake
+
+
+def test_the_package_asks_for_the_torch_that_the_library_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={cell()['torch_min']},<3" in project["dependencies"]
+
+
+def test_the_build_needs_no_torch_of_its_own() -> None:
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert not [name for name in requires if name.startswith("torch")]
+
+
+def test_cibuildwheel_reads_the_configuration_and_builds_one_wheel() -> None:
+    if shutil.which("cibuildwheel", path=Path(sys.executable).parent) is None:
+        pytest.skip("cibuildwheel is not installed (it is in the dev extra)")
+    command = [Path(sys.executable).parent / "cibuildwheel", "--platform", "linux", "--archs", "x86_64"]
+    done = subprocess.run([*command, "--print-build-identifiers", ROOT], capture_output=True, text=True, timeout=110)
+    assert done.stdout.split() == ["cp312-manylinux_x86_64"], done.stderr
