@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,9 +23,10 @@ class ServerProcess:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         started = time.monotonic()
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (a pipe that nobody reads would stop the server once full)
         self.process = subprocess.Popen(
             [*command, "serve", "--port", str(self.port), *flags],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
+            stdout=self._log, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
         )  # fmt: skip
         self.wait_ready(60)
         self.start_s = time.monotonic() - started
@@ -34,7 +36,8 @@ class ServerProcess:
         started = time.monotonic()
         while time.monotonic() - started < limit_s:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}: {self.process.communicate()[0]}")
+                self._log.seek(0)
+                raise RuntimeError(f"the server ended with {self.process.returncode}: {self._log.read()}")
             try:
                 if httpx.get(self.url + "/readyz", timeout=2).status_code == 200:
                     return time.monotonic() - started
@@ -54,9 +57,7 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
+            return self.process.wait(limit_s)
+        finally:
             self.process.kill()
-            self.process.communicate()
-            raise
-        return self.process.returncode
+            self._log.close()

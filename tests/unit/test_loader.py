@@ -94,6 +94,10 @@ def test_a_machine_that_does_not_fit_is_refused_in_one_sentence(
         ((99, 0), ("sm_120",), (), False),
         ((99, 0), ("sm_120",), ("compute_120",), True),
         ((6, 1), (), (), False),
+        ((9, 0), ("sm_90a",), (), True),
+        ((9, 1), ("sm_90a",), ("compute_90a",), False),  # code for one architecture runs on no other
+        ((10, 3), ("sm_100f",), (), True),
+        ((12, 0), ("sm_100f",), ("compute_100f",), False),
     ],
 )
 def test_a_card_is_covered_by_machine_code_of_its_kind_or_by_older_ptx(

@@ -124,7 +124,7 @@ def test_a_build_for_chosen_architectures_gives_one_wheel_with_a_clean_library(s
 
 @needs_compiler
 def test_an_architecture_that_is_none_stops_the_build_with_a_sentence(sources: Path) -> None:
-    with pytest.raises(AssertionError, match=r"An architecture must look like 9\.0 or 9\.0\+PTX, found 'Hopper'"):
+    with pytest.raises(AssertionError, match=r"An architecture must look like 9\.0, 9\.0a or 9\.0\+PTX, found 'Hopper'"):
         build_wheel(sources, CUDACXX=str(NVCC), TORCH_CUDA_ARCH_LIST="Hopper")
 
 

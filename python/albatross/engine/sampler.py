@@ -136,19 +136,19 @@ class Sampler:
         counters = np.asarray(positions, np.uint64)
         numbers = rng.uniform(self._seeds[slots], self._choices[slots], counters)
         number = torch.from_numpy(numbers).to(self.device).unsqueeze(1)
-        is_classic = torch.tensor([self._params[s].sampler_order == "rwkv-classic" for s in slots], device=self.device).unsqueeze(
-            1
-        )
         temperature = self._column("temperature", slots)
-        scaled = adjusted / torch.where(is_classic, 1.0, temperature)
-        probs = torch.softmax(scaled, dim=-1)
+        classic = [row for row, slot in enumerate(slots) if self._params[slot].sampler_order == "rwkv-classic"]
+        scale = temperature.clone()
+        scale[classic] = 1.0
+        probs = torch.softmax(adjusted / scale, dim=-1)
         limited = [row for row, slot in enumerate(slots) if self._params[slot].has_limits]
         if limited:
             chosen = [slots[row] for row in limited]
             top_k, top_p, min_p = (self._column(name, chosen) for name in ("top_k", "top_p", "min_p"))
             probs[limited] = _keep_likeliest(probs[limited], top_k, top_p, min_p)
-        weights = probs.double().pow(torch.where(is_classic, 1 / temperature, 1.0).double())
-        cumulative = weights.cumsum(dim=-1)
+        if classic:
+            probs[classic] = probs[classic].pow(1 / temperature[classic])
+        cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
         place = torch.searchsorted(cumulative, number * cumulative[:, -1:], right=True)
         return place.squeeze(1).clamp(max=self.vocab_size - 1)
 

@@ -290,17 +290,29 @@ _RULES: tuple[tuple[Callable[[Context, Build], str | None], type[NativeLibraryEr
 
 
 def is_covered(capability: tuple[int, int], build: Build) -> bool:
-    """Machine code runs on its own major version from its minor upwards; PTX on every capability from its own upwards."""
-    cubins = [_capability(name) for name in build.arch]
-    return any(major == capability[0] and minor <= capability[1] for major, minor in cubins) or any(
-        _capability(name) <= capability for name in build.ptx
-    )
+    """Machine code runs on its own major version from its minor upwards, PTX on every capability from its own upwards.
+
+    Code for one architecture alone (sm_90a, compute_90a) runs on that one alone; a family's (sm_100f) on its major version.
+    """
+    codes = [(*_capability(name), True) for name in build.arch] + [(*_capability(name), False) for name in build.ptx]
+    for wanted, suffix, is_machine_code in codes:
+        if suffix == "a":
+            fits = capability == wanted
+        elif suffix == "f" or is_machine_code:
+            fits = capability[0] == wanted[0] and capability >= wanted
+        else:
+            fits = capability >= wanted
+        if fits:
+            return True
+    return False
 
 
-def _capability(name: str) -> tuple[int, int]:
-    """(12, 0) of "sm_120" and "compute_120"."""
-    number = int(name.split("_")[1])
-    return number // 10, number % 10
+def _capability(name: str) -> tuple[tuple[int, int], str]:
+    """((12, 0), "") of "sm_120" and "compute_120", ((9, 0), "a") of "sm_90a"."""
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)([af]?)", name)
+    if found is None:
+        raise ValueError(f"{name!r} is no architecture")
+    return (int(found[1]), int(found[2])), found[3]
 
 
 def _version(text: str) -> tuple[int, ...]:
