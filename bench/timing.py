@@ -93,7 +93,10 @@ def write_report(results: Sequence[Result], out: Path | None) -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Where and when, and at which commit of this repository ("+" after it: with changes that are not committed)."""
+    """Where and when, and at which commit of this repository ("+" after it: with changes that are not committed).
+
+    COMMIT in the environment names it where the files lie outside a repository.
+    """
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -107,6 +110,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
     commit = _run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     return commit + "+" if commit and _run("git", "-C", str(ROOT), "status", "--porcelain") else commit
 

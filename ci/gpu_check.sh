@@ -4,7 +4,8 @@
 #   ci/gpu_check.sh [FOLDER]     results go to FOLDER/<card>-<date>.json, by default bench/results
 #
 # Environment: PYTHON, an interpreter that has torch and the package's dependencies (default python3); ALBATROSS_WHEEL, a
-# finished wheel to install instead of building one; QUICK=1 leaves out the large model.
+# finished wheel to install instead of building one; COMMIT, what to note in the results where there is no repository;
+# QUICK=1 leaves out the large model.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
@@ -14,10 +15,12 @@ card=$("$python" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cud
 out="$results/$card-$(date -u +%F)"
 mkdir -p "$results"
 
-"$python" -m pip install --no-deps --no-build-isolation --force-reinstall --quiet "${ALBATROSS_WHEEL:-.}"
+# All architectures that are shipped, whatever the machine is set to build.
+env -u TORCH_CUDA_ARCH_LIST "$python" -m pip install --no-deps --no-build-isolation --force-reinstall --quiet "${ALBATROSS_WHEEL:-.}"
 "$python" -m albatross
 "$python" -m pytest tests/gpu tests/ops tests/e2e -q
 
+"$python" -m bench.golden --device cuda --out "$out-golden.json"
 "$python" -m bench.wkv7 --out "$out-wkv7.json"
 "$python" -m bench.engine --device cuda --concurrency 1 32 256 --out "$out-engine-demo.json"
 if [ "${QUICK:-0}" != 1 ]; then
