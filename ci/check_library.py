@@ -81,8 +81,8 @@ def run(*command: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", type=Path)
-    library = parser.parse_args().library
+    parser.add_argument("file", type=Path, help="the built library")
+    library = parser.parse_args().file
     found = problems(library)
     for text in found:
         sys.stderr.write(f"{library}: {text}\n")

@@ -187,8 +187,6 @@ def test_the_build_needs_no_torch_of_its_own() -> None:
 
 
 def test_cibuildwheel_reads_the_configuration_and_builds_one_wheel() -> None:
-    if shutil.which("cibuildwheel", path=Path(sys.executable).parent) is None:
-        pytest.skip("cibuildwheel is not installed (it is in the dev extra)")
-    command = [Path(sys.executable).parent / "cibuildwheel", "--platform", "linux", "--archs", "x86_64"]
+    command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--archs", "x86_64"]
     done = subprocess.run([*command, "--print-build-identifiers", ROOT], capture_output=True, text=True, timeout=110)
     assert done.stdout.split() == ["cp312-manylinux_x86_64"], done.stderr

@@ -213,6 +213,7 @@ class EngineClient:
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, EngineReady):
             self._tokenizer = WorldTokenizer(message.vocab_size)
+            self._tokenizer.encode("")  # builds the encoder before the first request would have to wait for it
         elif isinstance(message, StepOutput):
             self._on_step(message)
 
