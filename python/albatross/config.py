@@ -82,6 +82,7 @@ class EngineConfig(_Settings):
     backend: Literal["auto", "native", "reference"] = Field(
         "auto", description="Who runs the recurrence. auto: the native library on CUDA, plain torch on the CPU."
     )
+    cuda_graphs: bool = Field(True, description="On CUDA with the native backend, run decode steps as captured graphs.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences that run at once: slots of the state pool.")
     max_num_batched_tokens: int = Field(
         0, ge=0, le=1 << 20, description="Tokens of one step: decode rows and prompt chunks. 0: 2048 on CUDA, 256 on the CPU."

@@ -63,6 +63,35 @@ def test_the_same_batch_twice_is_bitwise_equal(rows: list[dict[str, Any]]) -> No
     assert [o.choices[0].logprobs for o in first] == [o.choices[0].logprobs for o in second]
 
 
+def test_replayed_steps_agree_with_launched_ones(rows: list[dict[str, Any]]) -> None:
+    """Batches of 1, 3 and 40 rows: a graph of the same size, a padded one, and one that shrinks as requests end."""
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=0)
+    launched, replayed = (LLM(max_num_seqs=48, device="cuda", cuda_graphs=is_on) for is_on in (False, True))
+    for number in (1, 3, 40):
+        prompts = [row["prompt"] for row in rows[:number]]
+        plain, graphed = (llm.generate(prompts, params, stop=["\n\n"], progress=False) for llm in (launched, replayed))
+        for a, b in zip(plain, graphed, strict=True):
+            assert a.choices[0].token_ids == b.choices[0].token_ids
+            for x, y in zip(a.choices[0].logprobs or [], b.choices[0].logprobs or [], strict=True):
+                assert x.logprob == pytest.approx(y.logprob, abs=0.02)
+
+
+def test_padding_of_a_replayed_step_touches_no_slot() -> None:
+    llm = LLM(max_num_seqs=8, device="cuda")
+    runner = llm._core.runner
+    assert isinstance(runner, ModelRunner)
+    assert runner.graphs is not None
+    with torch.inference_mode():
+        runner.pool.wkv.normal_()
+        runner.pool.shift.normal_()
+        before = runner.pool.wkv.clone(), runner.pool.shift.clone()
+        runner.graphs.run(torch.tensor([5, 6, 7]), torch.tensor([4, 0, 6], dtype=torch.int32))
+    others = [1, 2, 3, 5, 7]
+    assert torch.equal(runner.pool.wkv[others], before[0][others])
+    assert torch.equal(runner.pool.shift[others], before[1][others])
+    assert not torch.equal(runner.pool.wkv[4], before[0][4])
+
+
 def test_forked_choices_equal_separate_requests() -> None:
     llm = LLM(max_num_seqs=8, device="cuda")
     prompt = "User: Name the planets of the solar system.\n\nAssistant:"

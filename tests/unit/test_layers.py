@@ -16,7 +16,7 @@ BASE = ("albatross.constants", "albatross.errors")
 SETTINGS = ("albatross.config", "albatross.sampling_params", "albatross.tokenizer")
 OPS, REFERENCE, MODELS = ("albatross.ops",), ("albatross.reference",), ("albatross.models",)
 CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler"))
-COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "sampler", "penalties", "rng", "core"))
+COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "sampler", "penalties", "rng", "core"))
 FRONT = (
     *(f"albatross.engine.{name}" for name in ("process", "supervisor", "client", "output_processor")),
     "albatross.llm",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from albatross.config import EngineConfig
+from albatross.engine.graphs import DecodeGraphs
 from albatross.engine.messages import EngineReady
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
@@ -51,6 +52,10 @@ class ModelRunner:
         self.num_slots = config.max_num_seqs
         self.pool = self.model.new_state_pool(config.max_num_seqs)
         self.sampler = Sampler(self.num_slots, self.vocab_size, self.device)
+        self.graphs: DecodeGraphs | None = None
+        if config.cuda_graphs and self.device.type == "cuda" and self.model.backend == "native":
+            with torch.inference_mode(), torch.cuda.device(self.device):
+                self.graphs = DecodeGraphs(self.model, self.pool, self.num_slots)
 
     @torch.inference_mode()
     def run(self, step: Step) -> Samples:
@@ -95,15 +100,15 @@ class ModelRunner:
             tokens.extend(row.tokens)
             ends.append(len(tokens))
             wanted.extend([len(tokens) - 1] * len(row.samples))
-        slots = [row.slot for row in step.rows]
         ids = torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64))
+        slots = torch.tensor([row.slot for row in step.rows], dtype=torch.int32)
+        logits_index = torch.tensor(wanted, dtype=torch.long).to(self.device)
+        if self.graphs is not None and step.is_decode:
+            logits = self.graphs.run(ids, slots)
+            return logits if wanted == list(range(len(slots))) else logits[logits_index]
+        bounds = torch.tensor(ends, dtype=torch.int32)
         return self.model.forward(
-            ids.to(self.device),
-            torch.tensor(ends, dtype=torch.int32).to(self.device),
-            torch.tensor(slots, dtype=torch.int32).to(self.device),
-            torch.tensor(wanted, dtype=torch.long).to(self.device),
-            self.pool,
-            is_decode=step.is_decode,
+            ids.to(self.device), bounds.to(self.device), slots.to(self.device), logits_index, self.pool, is_decode=step.is_decode
         )
 
 
