@@ -5,7 +5,7 @@ only adds their CUDA implementations. Knows nothing of models or engines; `model
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from albatross.constants import HEAD_SIZE
 from albatross.ops._loader import load_native
@@ -14,7 +14,7 @@ from albatross.reference import wkv7 as reference
 _VECTORS = "Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b"
 _DTYPES = (torch.float16, torch.float32)
 
-_library = torch.library.Library("albatross", "FRAGMENT")
+_library = library.Library("albatross", "FRAGMENT")
 _library.define(f"wkv7_decode(Tensor(a!) state, {_VECTORS}, Tensor slots, Tensor(b!) y) -> ()")
 _library.define(f"wkv7_prefill(Tensor(a!) state, {_VECTORS}, Tensor cu_seqlens, Tensor slots, Tensor(b!) y) -> ()")
 
@@ -56,7 +56,7 @@ def wkv7_prefill(
     torch.ops.albatross.wkv7_prefill(state, r, w, k, v, a, b, cu_seqlens, slots, y)
 
 
-@torch.library.impl(_library, "wkv7_decode", "CPU")
+@library.impl(_library, "wkv7_decode", "CPU")
 def _decode_cpu(
     state: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, slots: Tensor, y: Tensor
 ) -> None:
@@ -64,7 +64,7 @@ def _decode_cpu(
     reference.wkv7_decode(state, r, w, k, v, a, b, slots, y)
 
 
-@torch.library.impl(_library, "wkv7_prefill", "CPU")
+@library.impl(_library, "wkv7_prefill", "CPU")
 def _prefill_cpu(
     state: Tensor,
     r: Tensor,
@@ -81,7 +81,7 @@ def _prefill_cpu(
     reference.wkv7_prefill(state, r, w, k, v, a, b, cu_seqlens, slots, y)
 
 
-@torch.library.register_fake("albatross::wkv7_decode", lib=_library)
+@library.register_fake("albatross::wkv7_decode", lib=_library)
 def _decode_fake(
     state: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, slots: Tensor, y: Tensor
 ) -> None:
@@ -90,7 +90,7 @@ def _decode_fake(
     _check_index("wkv7_decode", state, "slots", slots, r.shape[0], "B")
 
 
-@torch.library.register_fake("albatross::wkv7_prefill", lib=_library)
+@library.register_fake("albatross::wkv7_prefill", lib=_library)
 def _prefill_fake(
     state: Tensor,
     r: Tensor,
