@@ -11,7 +11,7 @@ import platform
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -48,13 +48,6 @@ class Measured:
 
     def as_result(self, name: str, unit: str, bound: float | None = None, details: dict[str, Any] | None = None) -> Result:
         return Result(name, self.median, unit, bound, {**(details or {}), "low": self.low, "high": self.high})
-
-
-def repeat(run: Callable[[], float], *, repeats: int = 5, warm_ups: int = 1) -> Measured:
-    """Calls `run`, which returns one figure, `warm_ups` times in vain and then `repeats` times."""
-    for _ in range(warm_ups):
-        run()
-    return summarise([run() for _ in range(repeats)])
 
 
 def summarise(values: Sequence[float]) -> Measured:

@@ -28,10 +28,6 @@ class UnsupportedGPUError(NativeLibraryError):
     """The native library holds no code for this card, or the driver is too old for it."""
 
 
-class NumericError(AlbatrossError):
-    """A row of logits was not finite."""
-
-
 class InvalidRequestError(AlbatrossError):
     """A request asks for something impossible.
 

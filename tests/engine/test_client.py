@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from albatross.config import EngineConfig
 from albatross.engine.client import EngineClient, Generation
+from albatross.engine.messages import AbortRequest
 from albatross.errors import CheckpointError, EngineDeadError, InvalidRequestError, QueueFullError
 from albatross.sampling_params import SamplingParams
 
@@ -122,6 +123,26 @@ async def test_leaving_the_block_frees_the_slots(client: EngineClient) -> None:
         await generation.wait()
     assert all(choice.take() is not None and choice.finish_reason == "abort" for choice in generation.choices)
     assert await wait_for(lambda: client.status.stats.num_running == 0, 3) < 3
+
+
+async def test_ending_a_request_is_no_error_while_a_death_is_not_yet_noticed(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.generate([client.tokenizer.encode(PROMPT)], ENDLESS, stop=[" Addis"]) as stopped:
+        with client.generate([client.tokenizer.encode(PROMPT)], ENDLESS) as left:
+            await left.wait()
+
+            def refuse(message: object) -> None:
+                raise EngineDeadError("gone")
+
+            monkeypatch.setattr(client._supervisor, "send", refuse)
+        assert await text_of(stopped) == [""]
+        assert stopped.choices[0].finish_reason == "stop"
+    assert left.choices[0].take() is not None
+    assert left.choices[0].finish_reason == "abort"
+    monkeypatch.undo()
+    client._supervisor.send(AbortRequest((stopped.choices[0].stream_id, left.choices[0].stream_id)))
+    await wait_for(lambda: client.status.stats.num_running == 0, 3)
 
 
 async def test_a_killed_engine_gives_errors_at_once_and_comes_back(client: EngineClient) -> None:

@@ -5,6 +5,7 @@ carries all tokens; they are appended to each choice's list and its generation i
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -165,7 +166,7 @@ class EngineClient:
             return
         for stream_id in running:
             self._end_stream(Finish(stream_id, "abort"))
-        if self.status.state == "ready":
+        with contextlib.suppress(EngineDeadError):  # an engine that is gone, noticed or not, has nothing left to stop
             self._supervisor.send(AbortRequest(running))
 
     def _abort_one(self, stream_id: int) -> None:
