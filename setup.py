@@ -6,6 +6,7 @@ torch: its folder is found by path, also under build isolation. Environment vari
   ALBATROSS_TORCH_DIR        folder of the torch package whose headers to use
   CUDACXX, CUDA_HOME         the nvcc to use, as elsewhere
   TORCH_CUDA_ARCH_LIST       compute capabilities to build for, as in 8.0;9.0+PTX (default: see CMakeLists.txt)
+  ALBATROSS_PTX_ONLY=1       where PTX is built, leave out the machine code of the same architecture: for tests of older code
   MAX_JOBS                   compilers to run at once
 """
 
@@ -103,6 +104,7 @@ def compile_library(toolchain: Toolchain, target: Path) -> dict[str, Any]:
         "CMAKE_MAKE_PROGRAM": ninja,
         "TORCH_DIR": toolchain.torch,
         "ALBATROSS_ARCHS": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+        "ALBATROSS_PTX_ONLY": os.environ.get("ALBATROSS_PTX_ONLY", "0"),
     }
     options = [f"-D{name}={value}" for name, value in settings.items()]
     # The toolkit's packages keep in lib/ what nvcc looks for in lib64/.

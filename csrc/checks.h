@@ -1,6 +1,9 @@
-// Refusals of wrong arguments: each says op, argument, expected and found, in the words python/albatross/ops/wkv7.py uses for
+// Refusals of wrong arguments: each says op, argument, expected and found, in the words python/albatross/ops/_checks.py uses for
 // CPU tensors. Used by the functions of ops.h before anything touches the device.
 #pragma once
+
+#include "constants.h"
+#include "cuda/params.h"
 
 #include <torch/csrc/stable/tensor.h>
 
@@ -49,6 +52,14 @@ inline bool is_float(const Tensor& x) {
   return x.scalar_type() == ScalarType::Half || x.scalar_type() == ScalarType::Float;
 }
 
+inline Dtype dtype_of(const Tensor& x) { return x.scalar_type() == ScalarType::Half ? Dtype::kFloat16 : Dtype::kFloat32; }
+
+inline std::string list_sizes(std::initializer_list<int64_t> shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
 inline bool has_shape(const Tensor& x, std::initializer_list<int64_t> shape) {
   if (x.dim() != static_cast<int64_t>(shape.size())) return false;
   int64_t i = 0;
@@ -64,9 +75,7 @@ inline void check_tensor(const char* op, const char* name, const Tensor& x, Scal
   const bool is_good = x.scalar_type() == type && has_shape(x, shape) && x.is_contiguous() && x.is_cuda() &&
                        x.get_device() == like.get_device();
   if (is_good) return;
-  std::string sizes;
-  for (const int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
-  refuse(op, name, "contiguous " + dtype_name(type) + " " + letters + " = [" + sizes + "] on " + device_name(like), x);
+  refuse(op, name, "contiguous " + dtype_name(type) + " " + letters + " = " + list_sizes(shape) + " on " + device_name(like), x);
 }
 
 // The kernels move 16 bytes at a time.
@@ -75,6 +84,44 @@ inline void check_alignment(const char* op, const char* name, const Tensor& x) {
   if (address % 16 == 0) return;
   throw std::runtime_error(std::string(op) + ": " + name + " must begin at a multiple of 16 bytes, found an offset of " +
                            std::to_string(address % 16) + " bytes: pass a copy of the view");
+}
+
+// As check_tensor, and 16-byte aligned.
+inline void* checked_data(const char* op, const char* name, const Tensor& x, ScalarType type,
+                          std::initializer_list<int64_t> shape, const char* letters, const Tensor& like) {
+  check_tensor(op, name, x, type, shape, letters, like);
+  check_alignment(op, name, x);
+  return x.data_ptr();
+}
+
+// The first tensor of an op that has rows: [T, C] of either type, C a multiple of the head size.
+inline void check_leading_rows(const char* op, const char* name, const Tensor& x) {
+  const bool is_good = x.is_cuda() && is_float(x) && x.dim() == 2 && x.size(1) % kHeadSize == 0;
+  if (!is_good) refuse(op, name, "float16 or float32 [T, C] with C a multiple of 64, on a CUDA card", x);
+}
+
+// Rows that begin at multiples of 16 bytes, any such distance apart.
+inline Rows checked_rows(const char* op, const char* name, const Tensor& x, ScalarType type, std::initializer_list<int64_t> shape,
+                         const char* letters, const Tensor& like) {
+  const bool is_good = x.scalar_type() == type && has_shape(x, shape) && x.stride(1) == 1 &&
+                       (x.size(0) <= 1 || x.stride(0) % 8 == 0) && x.is_cuda() && x.get_device() == like.get_device();
+  if (!is_good) {
+    const std::string what = dtype_name(type) + " " + letters + " = " + list_sizes(shape) + " on " + device_name(like);
+    refuse(op, name, what + ", rows a multiple of 8 numbers apart", x);
+  }
+  check_alignment(op, name, x);
+  return {x.data_ptr(), x.stride(0)};
+}
+
+// A pool of wkv states, [S, H, 64 value, 64 key], any 16-byte distance from slot to slot.
+inline void check_state(const char* op, const Tensor& state) {
+  constexpr int64_t n = kHeadSize;
+  const bool is_good = state.is_cuda() && is_float(state) && state.dim() == 4 && state.size(2) == n && state.size(3) == n &&
+                       (state.size(1) == 1 || state.stride(1) == n * n) && state.stride(2) == n && state.stride(3) == 1;
+  if (!is_good) refuse(op, "state", "float16 or float32 [S, H, 64, 64], contiguous within a slot", state);
+  const int64_t unit = dtype_of(state) == Dtype::kFloat16 ? 8 : 4;
+  if (state.stride(0) % unit != 0) refuse(op, "state", "strided by a multiple of 16 bytes from slot to slot", state);
+  check_alignment(op, "state", state);
 }
 
 }  // namespace albatross

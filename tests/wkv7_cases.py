@@ -1,4 +1,4 @@
-"""Inputs and the float64 oracle that the tests of the WKV-7 ops share. Written on its own, so that it can
+"""Inputs and the float64 oracle that the tests of the WKV-7 recurrence share. Written on its own, so that it can
 disagree with `albatross.reference`.
 """
 
@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-VECTORS = ("r", "w", "k", "v", "a", "b")
 SENTINEL = 77.0  # exact in fp16; fills what must stay untouched
 
 
@@ -27,6 +26,15 @@ def make_pool(num_slots: int, num_heads: int, dtype: torch.dtype, device: str = 
     return pool[:, 1]
 
 
+def make_spaced_pool(num_slots: int, num_heads: int, gap: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Such states `gap` numbers apart, and what lies between them, [S, gap], all SENTINEL."""
+    size = num_heads * 64 * 64
+    memory = torch.full((num_slots, size + gap), SENTINEL, dtype=dtype, device=device)
+    pool = memory[:, :size].unflatten(1, (num_heads, 64, 64))
+    pool.copy_(make_pool(num_slots, num_heads, dtype, device))
+    return pool, memory[:, size:]
+
+
 def oracle(state: Tensor, vectors: list[Tensor]) -> tuple[Tensor, Tensor]:
     """One sequence in float64. state: [H, 64, 64]; vectors: six of [T, H, 64]. Returns the last state and y [T, H, 64]."""
     s = state.double().cpu().clone()
@@ -42,7 +50,7 @@ def oracle(state: Tensor, vectors: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def oracle_rows(pool: Tensor, vectors: list[Tensor], cu_seqlens: list[int], slots: list[int], y: Tensor) -> tuple[Tensor, Tensor]:
-    """What the ops must leave behind in (pool, y), in float64; what they must not touch is as it was."""
+    """What the op must leave behind in (pool, y), in float64; what they must not touch is as it was."""
     pool, y = pool.double().cpu().clone(), y.double().cpu().clone()
     for row, slot in enumerate(slots):
         begin, end = cu_seqlens[row], cu_seqlens[row + 1]

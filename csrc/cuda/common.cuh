@@ -9,13 +9,21 @@
 #include <hip/hip_runtime.h>
 using gpu_stream_t = hipStream_t;
 #define GPU_TRAP() abort()
+#define GPU_STORE(target, value) (*(target) = (value))
+#define GPU_SHFL(value, lane) __shfl(value, lane, 32)
 #define GPU_SHFL_XOR(value, lane_mask) __shfl_xor(value, lane_mask)
+#define GPU_SHFL_UP(value, distance) __shfl_up(value, distance)
+#define GPU_BALLOT(value) static_cast<uint32_t>(__ballot(value) >> (threadIdx.x & 32))
 #else
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 using gpu_stream_t = cudaStream_t;
 #define GPU_TRAP() __trap()
+#define GPU_STORE(target, value) __stwb(target, value)  // an assignment may be compiled to a store for each member
+#define GPU_SHFL(value, lane) __shfl_sync(0xffffffffu, value, lane)
 #define GPU_SHFL_XOR(value, lane_mask) __shfl_xor_sync(0xffffffffu, value, lane_mask)
+#define GPU_SHFL_UP(value, distance) __shfl_up_sync(0xffffffffu, value, distance)
+#define GPU_BALLOT(value) __ballot_sync(0xffffffffu, value)
 #endif
 
 namespace albatross {
@@ -55,15 +63,16 @@ __device__ __forceinline__ Packed<T, N> load_packed(const T* source) {
   return packed;
 }
 
+// To global memory.
 template <typename T, int N>
 __device__ __forceinline__ void store_packed(T* target, const Packed<T, N>& packed) {
   if constexpr (Packed<T, N>::kWords == 2) {
-    *reinterpret_cast<uint2*>(target) = make_uint2(packed.words[0], packed.words[1]);
+    GPU_STORE(reinterpret_cast<uint2*>(target), make_uint2(packed.words[0], packed.words[1]));
   } else {
 #pragma unroll
     for (int i = 0; i < Packed<T, N>::kWords; i += 4) {
-      reinterpret_cast<uint4*>(target)[i / 4] =
-          make_uint4(packed.words[i], packed.words[i + 1], packed.words[i + 2], packed.words[i + 3]);
+      GPU_STORE(reinterpret_cast<uint4*>(target) + i / 4,
+                make_uint4(packed.words[i], packed.words[i + 1], packed.words[i + 2], packed.words[i + 3]));
     }
   }
 }
@@ -103,11 +112,12 @@ __device__ __forceinline__ float to_float(__half value) { return __half2float(va
 __device__ __forceinline__ void assign(float& target, float value) { target = value; }
 __device__ __forceinline__ void assign(__half& target, float value) { target = __float2half_rn(value); }
 
-// Sum over kLanes neighbouring lanes (a power of two that divides the warp), the same in each of them.
-template <int kLanes>
+// Sum over kLanes neighbouring lanes (a power of two that divides the warp), the same in each of them; of every kStep-th lane
+// where the lanes between hold the same number.
+template <int kLanes, int kStep = 1>
 __device__ __forceinline__ float lane_sum(float value) {
 #pragma unroll
-  for (int mask = 1; mask < kLanes; mask *= 2) value += GPU_SHFL_XOR(value, mask);
+  for (int mask = kStep; mask < kLanes; mask *= 2) value += GPU_SHFL_XOR(value, mask);
   return value;
 }
 

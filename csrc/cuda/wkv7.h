@@ -1,12 +1,12 @@
-// What the WKV-7 kernels take: raw pointers, sizes and strides. No torch and no CUDA header, so that any compiler reads it.
+// What the WKV-7 kernel takes: raw pointers, sizes and strides. No torch and no CUDA header, so that any compiler reads it.
 // All strides are in elements. Pointers are on the device and 16-byte aligned.
 #pragma once
+
+#include "params.h"
 
 #include <cstdint>
 
 namespace albatross {
-
-enum class Dtype { kFloat16, kFloat32 };
 
 struct Wkv7Params {
   void* state;  // [S, H, 64 value, 64 key], slots state_stride apart, contiguous within one
@@ -17,14 +17,13 @@ struct Wkv7Params {
   void* y;
   Dtype vector_dtype;
   const int32_t* slots;       // [num_rows]; negative: padding
-  const int32_t* cu_seqlens;  // [num_rows + 1], prefill only
+  const int32_t* cu_seqlens;  // [num_rows + 1]
   int64_t num_tokens;
   int64_t num_rows;
   int64_t num_heads;
 };
 
-// Both launch on `stream` and return nullptr, or what the driver refused.
-const char* launch_wkv7_decode(const Wkv7Params& params, void* stream);
+// Launches on `stream` and returns nullptr, or what the driver refused.
 const char* launch_wkv7_prefill(const Wkv7Params& params, void* stream);
 
 }  // namespace albatross

@@ -1,5 +1,8 @@
-"""The engine on a CUDA card in float16: the demo model's answers at several concurrencies, repeats, and what it leaves behind."""
+"""The engine on a CUDA card in float16: the demo model's answers at several concurrencies, graphs, running ahead, repeats, and
+what it leaves behind."""
 
+import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,12 @@ import pytest
 import torch
 
 from albatross import LLM, SamplingParams
+from albatross.config import EngineConfig
+from albatross.engine.client import EngineClient
 from albatross.engine.model_runner import ModelRunner
+from albatross.engine.output_processor import Choice
+from albatross.errors import ConfigError
+from albatross.llm import RequestOutput
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,6 +26,18 @@ pytestmark = [
 ]
 DATA = Path(__file__).parent.parent / "data"
 GREEDY = SamplingParams(temperature=0, max_tokens=400)
+NUM_SLOTS = 256  # of the engines that run out of memory
+
+
+def runner_of(llm: LLM) -> ModelRunner:
+    runner = llm._core.runner
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def bits(outputs: list[RequestOutput]) -> list[object]:
+    """All that was drawn, with logprobs to the last bit."""
+    return [(choice.token_ids, choice.logprobs) for output in outputs for choice in output.choices]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +54,7 @@ def state_dtype(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("concurrency", [1, 64, 256])
 def test_every_answer_equals_the_reference(rows: list[dict[str, Any]], concurrency: int, state_dtype: str) -> None:
     llm = LLM(max_num_seqs=concurrency, state_dtype=state_dtype, device="cuda")
-    runner = llm._core.runner
-    assert isinstance(runner, ModelRunner)
+    runner = runner_of(llm)
     assert (runner.model.backend, runner.model.dtype) == ("native", torch.float16)
     asked = rows if concurrency > 1 else rows[::4]
     outputs = llm.generate([row["prompt"] for row in asked], GREEDY, stop=["\n\n"], progress=False)
@@ -76,20 +95,118 @@ def test_replayed_steps_agree_with_launched_ones(rows: list[dict[str, Any]]) -> 
                 assert x.logprob == pytest.approx(y.logprob, abs=0.02)
 
 
-def test_padding_of_a_replayed_step_touches_no_slot() -> None:
+@pytest.mark.parametrize("number", [1, 8])
+def test_a_replay_of_its_own_size_has_the_bits_of_a_launched_step(rows: list[dict[str, Any]], number: int) -> None:
+    params = SamplingParams(seed=3, top_p=0.9, max_tokens=30, ignore_eos=True, logprobs=3, frequency_penalty=0.2)
+    prompts = [row["prompt"] for row in rows[:number]]
+    launched, replayed = (LLM(max_num_seqs=8, device="cuda", cuda_graphs=is_on) for is_on in (False, True))
+    plain, graphed = (llm.generate(prompts, params, progress=False) for llm in (launched, replayed))
+    assert bits(plain) == bits(graphed)
+
+
+def test_running_ahead_changes_no_bit(rows: list[dict[str, Any]]) -> None:
+    """More prompts than slots and different lengths, so that slots are handed on while steps are in flight; no stops, whose
+    rows too many would change the numbers of rows."""
+    prompts = [row["prompt"] for row in rows[:30]]
+    params = [
+        SamplingParams(seed=i, temperature=i % 3 / 2, max_tokens=5 + 3 * i, ignore_eos=True, logprobs=2, presence_penalty=i % 2)
+        for i in range(len(prompts))
+    ]
+    waiting, ahead = (LLM(max_num_seqs=8, device="cuda", run_ahead=depth) for depth in (0, 1))
+    assert bits(waiting.generate(prompts, params, n=2, progress=False)) == bits(
+        ahead.generate(prompts, params, n=2, progress=False)
+    )
+    assert ahead._core.stats().discarded_tokens == 0
+
+
+def test_stops_found_late_change_no_answer(rows: list[dict[str, Any]]) -> None:
+    prompts = [row["prompt"] for row in rows[:40]]
+    params = SamplingParams(temperature=0, max_tokens=60, stop_token_ids=(11,))
+    waiting, ahead = (LLM(max_num_seqs=8, device="cuda", run_ahead=depth) for depth in (0, 1))
+    expected, found = (llm.generate(prompts, params, progress=False) for llm in (waiting, ahead))
+    assert [o.choices[0].token_ids for o in expected] == [o.choices[0].token_ids for o in found]
+    assert waiting._core.stats().discarded_tokens == 0
+    assert 0 < ahead._core.stats().discarded_tokens <= len(prompts)
+
+
+def test_a_row_that_is_not_finite_ends_alone(rows: list[dict[str, Any]]) -> None:
     llm = LLM(max_num_seqs=8, device="cuda")
-    runner = llm._core.runner
-    assert isinstance(runner, ModelRunner)
+    prompts = [llm.encode(row["prompt"]) for row in rows[:8]]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+    def play(poisoned: int | None) -> tuple[list[list[int]], list[Choice]]:
+        choices = [llm.submit(prompt, params)[0] for prompt in prompts]
+        tokens: dict[Choice, list[int]] = {choice: [] for choice in choices}
+        for choice, delta in llm.run():
+            tokens[choice] += delta.token_ids
+            if poisoned is not None and choice is choices[poisoned] and len(tokens[choice]) == 10:
+                stream, _ = llm._core.scheduler._streams[choice.stream_id]
+                with torch.inference_mode():
+                    runner_of(llm).pool.wkv[stream.slot].fill_(torch.nan)
+        return list(tokens.values()), choices
+
+    expected, _ = play(None)
+    found, choices = play(3)
+    assert choices[3].finish_reason == "error"
+    assert "not finite" in (choices[3].error or "")
+    assert found[3] == expected[3][: len(found[3])]
+    assert 10 <= len(found[3]) <= 12
+    assert [found[i] for i in range(8) if i != 3] == [expected[i] for i in range(8) if i != 3]
+    assert play(None)[0] == expected
+
+
+def test_padding_of_a_replayed_step_touches_no_slot() -> None:
+    runner = runner_of(LLM(max_num_seqs=8, device="cuda"))
     assert runner.graphs is not None
     with torch.inference_mode():
         runner.pool.wkv.normal_()
         runner.pool.shift.normal_()
-        before = runner.pool.wkv.clone(), runner.pool.shift.clone()
-        runner.graphs.run(torch.tensor([5, 6, 7]), torch.tensor([4, 0, 6], dtype=torch.int32))
+        runner.sampler.last_token.fill_(5)
+        tensors = (runner.pool.wkv, runner.pool.shift, runner.sampler.last_token, runner.sampler.position)
+        before = [tensor.clone() for tensor in tensors]
+        runner.graphs.run([4, 0, 6])
     others = [1, 2, 3, 5, 7]
-    assert torch.equal(runner.pool.wkv[others], before[0][others])
-    assert torch.equal(runner.pool.shift[others], before[1][others])
+    assert all(torch.equal(tensor[others], old[others]) for tensor, old in zip(tensors, before, strict=True))
     assert not torch.equal(runner.pool.wkv[4], before[0][4])
+    assert (runner.sampler.position - before[3]).tolist() == [1, 0, 0, 0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("spare_mib", [2, 24])  # too little for the buffers, and for what the first capture takes
+def test_graphs_that_do_not_fit_are_refused_and_take_nothing(spare_mib: int) -> None:
+    llm = LLM(max_num_seqs=NUM_SLOTS, device="cuda", cuda_graphs=False)
+    llm.generate(["Hi"] * NUM_SLOTS, SamplingParams(max_tokens=2), progress=False)  # what libraries take once is taken
+    runner = runner_of(llm)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((reserved + (spare_mib << 20)) / total)
+    sentence = r"256 rows needs more than the \d+\.\d+ GiB .* cuda_graphs"
+    try:
+        with torch.inference_mode(), pytest.raises(ConfigError, match=sentence):
+            runner._capture(1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
+    with torch.inference_mode():
+        assert runner._capture(1).run(range(NUM_SLOTS)).shape == (NUM_SLOTS, runner.vocab_size)
+
+
+async def test_an_engine_that_does_not_fit_says_so_and_leaves_no_process() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    rest = torch.empty(free - (5 << 29), dtype=torch.uint8, device="cuda")  # leaves 2.5 GiB: a context and the model, no more
+    client = await EngineClient.start(EngineConfig(device="cuda", max_num_seqs=4096))
+    with pytest.raises(ConfigError, match=r"needs .*\d GiB .* lower max_num_seqs"):
+        await asyncio.wait_for(client.wait_ready(), 120)
+    process = client._workers[0].supervisor._process
+    assert process is not None
+    assert process.returncode is not None
+    await client.close()
+    del rest
+    torch.cuda.empty_cache()
 
 
 def test_forked_choices_equal_separate_requests() -> None:

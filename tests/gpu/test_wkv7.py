@@ -1,10 +1,12 @@
-"""The CUDA kernels of the WKV-7 ops: against the float64 oracle, in graphs, on streams, and bit for bit where bits must agree."""
+"""The CUDA kernel of the recurrence over sequences: against the float64 oracle, in graphs, on streams, and bit for bit where bits
+must agree.
+"""
 
 import itertools
 
 import pytest
 import torch
-from wkv7_cases import SENTINEL, make_pool, make_vectors, oracle_rows, relative_error, tolerance
+from wkv7_cases import SENTINEL, make_pool, make_spaced_pool, make_vectors, oracle_rows, relative_error, tolerance
 
 from albatross import ops
 
@@ -42,22 +44,6 @@ def poisoned(num_tokens: int, num_heads: int, dtype: torch.dtype, device: str = 
 @pytest.mark.parametrize("state_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_heads", [4, 12, 40, 64])
-@pytest.mark.parametrize("num_rows", [1, 3, 33, 257])
-def test_decode_agrees_with_the_oracle(num_rows: int, num_heads: int, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-    pool = make_pool(num_rows + 2, num_heads, state_dtype, DEVICE)
-    vectors = make_vectors(num_rows, num_heads, dtype, DEVICE)
-    slots, y = shuffled_slots(num_rows), poisoned(num_rows, num_heads, dtype)
-    expected_pool, expected_y = oracle_rows(pool, vectors, list(range(num_rows + 1)), slots, y)
-
-    ops.wkv7_decode(pool, *vectors, int32(slots), y)
-
-    assert relative_error(pool, expected_pool) < tolerance(state_dtype)
-    assert relative_error(y, expected_y) < tolerance(dtype)
-
-
-@pytest.mark.parametrize("state_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_heads", [4, 12, 40, 64])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_prefill_agrees_with_the_oracle(
     lengths: list[int], num_heads: int, dtype: torch.dtype, state_dtype: torch.dtype
@@ -71,23 +57,6 @@ def test_prefill_agrees_with_the_oracle(
 
     assert relative_error(pool, expected_pool) < tolerance(state_dtype, max(lengths))
     assert relative_error(y, expected_y) < tolerance(dtype, max(lengths))
-
-
-@pytest.mark.parametrize("state_dtype", DTYPES)
-def test_decode_leaves_padding_rows_other_slots_and_other_layers_untouched(state_dtype: torch.dtype) -> None:
-    pool = torch.full((4, 3, 5, 64, 64), SENTINEL, dtype=state_dtype, device=DEVICE)
-    before = pool.clone()
-    vectors = make_vectors(3, 5, torch.float16, DEVICE)
-    for x in vectors:
-        x[1] = float("nan")  # a padding row's inputs may hold anything
-    y = torch.full((3, 5, 64), SENTINEL, dtype=torch.float16, device=DEVICE)
-
-    ops.wkv7_decode(pool[:, 1], *vectors, int32([2, -1, 0]), y)
-
-    pool[[0, 2], 1] = SENTINEL
-    assert torch.equal(pool, before)
-    assert (y[1] == SENTINEL).all()
-    assert torch.isfinite(y).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,19 +78,15 @@ def test_prefill_leaves_padding_rows_empty_rows_and_tokens_past_the_end_untouche
 
 @pytest.mark.parametrize("gap", [8, 4096, 12345 * 8])
 def test_any_distance_between_slots_works(gap: int) -> None:
-    num_heads, num_slots = 4, 5
-    stride = num_heads * 64 * 64 + gap
-    memory = torch.full((num_slots * stride,), SENTINEL, dtype=torch.float16, device=DEVICE)
-    pool = memory.as_strided((num_slots, num_heads, 64, 64), (stride, 64 * 64, 64, 1))
-    pool.copy_(make_pool(num_slots, num_heads, torch.float16, DEVICE))
-    vectors, y = make_vectors(3, num_heads, torch.float16, DEVICE), poisoned(3, num_heads, torch.float16)
+    pool, between = make_spaced_pool(5, 4, gap, torch.float16, DEVICE)
+    vectors, y = make_vectors(3, 4, torch.float16, DEVICE), poisoned(3, 4, torch.float16)
     expected_pool, expected_y = oracle_rows(pool, vectors, [0, 1, 2, 3], [4, 0, 2], y)
 
-    ops.wkv7_decode(pool, *vectors, int32([4, 0, 2]), y)
+    ops.wkv7_prefill(pool, *vectors, int32([0, 1, 2, 3]), int32([4, 0, 2]), y)
 
     assert relative_error(pool, expected_pool) < tolerance(torch.float16)
     assert relative_error(y, expected_y) < tolerance(torch.float16)
-    assert (memory.view(num_slots, stride)[:, num_heads * 64 * 64 :] == SENTINEL).all()
+    assert (between == SENTINEL).all()
 
 
 def test_a_row_gets_the_same_bits_alone_and_in_any_batch() -> None:
@@ -129,24 +94,12 @@ def test_a_row_gets_the_same_bits_alone_and_in_any_batch() -> None:
     together, alone = (make_pool(257, 12, torch.float16, DEVICE) for _ in range(2))
     y_together, y_alone = poisoned(257, 12, torch.float16), poisoned(257, 12, torch.float16)
 
-    ops.wkv7_decode(together, *vectors, int32(list(range(257))), y_together)
+    ops.wkv7_prefill(together, *vectors, int32(list(range(258))), int32(list(range(257))), y_together)
     for row in (0, 100, 256):
-        ops.wkv7_decode(alone, *(x[row : row + 1] for x in vectors), int32([row]), y_alone[row : row + 1])
+        single = [x[row : row + 1] for x in vectors]
+        ops.wkv7_prefill(alone, *single, int32([0, 1]), int32([row]), y_alone[row : row + 1])
         assert torch.equal(alone[row], together[row])
         assert torch.equal(y_alone[row], y_together[row])
-
-
-@pytest.mark.parametrize("state_dtype", DTYPES)
-def test_decode_gets_the_same_bits_as_a_prefill_of_one_token(state_dtype: torch.dtype) -> None:
-    vectors = make_vectors(33, 12, torch.float16, DEVICE)
-    pools = [make_pool(33, 12, state_dtype, DEVICE) for _ in range(2)]
-    ys = [poisoned(33, 12, torch.float16) for _ in range(2)]
-
-    ops.wkv7_decode(pools[0], *vectors, int32(list(range(33))), ys[0])
-    ops.wkv7_prefill(pools[1], *vectors, int32(list(range(34))), int32(list(range(33))), ys[1])
-
-    assert torch.equal(pools[0], pools[1])
-    assert torch.equal(ys[0], ys[1])
 
 
 @pytest.mark.parametrize("cut", [1, 7, 8, 16, 39])
@@ -172,24 +125,19 @@ def test_twenty_runs_give_the_same_bits() -> None:
     for _ in range(20):
         pool, y = make_pool(len(lengths), 12, torch.float16, DEVICE), poisoned(sum(lengths), 12, torch.float16)
         ops.wkv7_prefill(pool, *vectors, cu_seqlens, slots, y)
-        ops.wkv7_decode(pool, *(x[: len(lengths)] for x in vectors), slots, y[: len(lengths)])
         first = first or (pool, y)
         assert torch.equal(pool, first[0])
         assert torch.equal(y, first[1])
 
 
-@pytest.mark.parametrize("op", ["decode", "prefill"])
-def test_a_captured_graph_follows_new_inputs_slots_and_lengths(op: str) -> None:
+def test_a_captured_graph_follows_new_inputs_slots_and_lengths() -> None:
     num_rows, num_heads = 6, 12
     vectors = make_vectors(num_rows, num_heads, torch.float16, DEVICE)
     pool, y = make_pool(8, num_heads, torch.float32, DEVICE), poisoned(num_rows, num_heads, torch.float16)
     slots, cu_seqlens = int32([-1] * num_rows), int32([0] * (num_rows + 1))
 
     def run(pool: torch.Tensor, y: torch.Tensor) -> None:
-        if op == "decode":
-            ops.wkv7_decode(pool, *vectors, slots, y)
-        else:
-            ops.wkv7_prefill(pool, *vectors, cu_seqlens, slots, y)
+        ops.wkv7_prefill(pool, *vectors, cu_seqlens, slots, y)
 
     run(pool, y)
     torch.cuda.synchronize()
@@ -215,8 +163,8 @@ def test_the_op_runs_on_the_current_stream_behind_what_is_queued_there() -> None
     vectors = make_vectors(33, 12, torch.float16, DEVICE)
     expected_pool, pool = (make_pool(33, 12, torch.float16, DEVICE) for _ in range(2))
     expected_y, y = poisoned(33, 12, torch.float16), poisoned(33, 12, torch.float16)
-    slots = int32(list(range(33)))
-    ops.wkv7_decode(expected_pool, *vectors, slots, expected_y)
+    rows = (int32(list(range(34))), int32(list(range(33))))
+    ops.wkv7_prefill(expected_pool, *vectors, *rows, expected_y)
     late = [torch.zeros_like(x) for x in vectors]
     torch.cuda.synchronize()
 
@@ -225,28 +173,26 @@ def test_the_op_runs_on_the_current_stream_behind_what_is_queued_there() -> None
         torch.cuda._sleep(50_000_000)  # clock ticks: long enough for an op on another stream to come first
         for x, source in zip(late, vectors, strict=True):
             x.copy_(source)
-        ops.wkv7_decode(pool, *late, slots, y)
+        ops.wkv7_prefill(pool, *late, *rows, y)
     stream.synchronize()
 
     assert torch.equal(pool, expected_pool)
     assert torch.equal(y, expected_y)
 
 
-def test_the_ops_never_wait_for_the_device() -> None:
+def test_the_op_never_waits_for_the_device() -> None:
     vectors, pool = make_vectors(3, 4, torch.float16, DEVICE), make_pool(3, 4, torch.float16, DEVICE)
     slots, cu_seqlens, y = int32([0, 1, 2]), int32([0, 1, 2, 3]), poisoned(3, 4, torch.float16)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        ops.wkv7_decode(pool, *vectors, slots, y)
         ops.wkv7_prefill(pool, *vectors, cu_seqlens, slots, y)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_empty_batches_are_no_error() -> None:
+def test_an_empty_batch_is_no_error() -> None:
     pool, none = make_pool(2, 4, torch.float16, DEVICE), make_vectors(0, 4, torch.float16, DEVICE)
     before = pool.clone()
-    ops.wkv7_decode(pool, *none, int32([]), poisoned(0, 4, torch.float16))
     ops.wkv7_prefill(pool, *none, int32([0]), int32([]), poisoned(0, 4, torch.float16))
     assert torch.equal(pool, before)
 
@@ -256,16 +202,17 @@ def test_the_op_runs_on_the_tensors_card_whichever_is_current() -> None:
     results = []
     for device in ("cuda:0", "cuda:1"):
         pool, y = make_pool(3, 4, torch.float16, device), poisoned(3, 4, torch.float16, device)
-        ops.wkv7_decode(pool, *make_vectors(3, 4, torch.float16, device), int32([0, 1, 2], device), y)
+        rows = (int32([0, 1, 2, 3], device), int32([0, 1, 2], device))
+        ops.wkv7_prefill(pool, *make_vectors(3, 4, torch.float16, device), *rows, y)
         results.append((pool.cpu(), y.cpu()))
     assert torch.cuda.current_device() == 0
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
 
 
-def decode_args(**changes: torch.Tensor) -> list[torch.Tensor]:
+def prefill_args(**changes: torch.Tensor) -> list[torch.Tensor]:
     vectors = dict(zip("rwkvab", make_vectors(2, 3, torch.float16, DEVICE), strict=True))
-    args = {"state": make_pool(4, 3, torch.float16, DEVICE), **vectors, "slots": int32([0, 1])}
+    args = {"state": make_pool(4, 3, torch.float16, DEVICE), **vectors, "cu_seqlens": int32([0, 1, 2]), "slots": int32([0, 1])}
     return list({**args, "y": poisoned(2, 3, torch.float16), **changes}.values())
 
 
@@ -282,12 +229,12 @@ def half(*shape: int, dtype: torch.dtype = torch.float16, device: str = "cpu") -
         ("state", half(4, 3 * 64 * 64 + 1)[:, 1:].unflatten(1, (3, 64, 64)), "state must be strided by a multiple of 16 bytes"),
         ("state", half(1 + 3 * 64 * 64)[1:].view(1, 3, 64, 64), "state must begin at a multiple of 16 bytes, found"),
         ("r", half(2, 3, 64, dtype=torch.float64), "r must be float16 or float32, found float64"),
-        ("k", half(2, 4, 64), r"k must be contiguous float16 \[B, H, 64\] = \[2, 3, 64\] .* found float16 \[2, 4, 64\]"),
+        ("k", half(2, 4, 64), r"k must be contiguous float16 \[T, H, 64\] = \[2, 3, 64\] .* found float16 \[2, 4, 64\]"),
         ("v", half(2, 3, 64, dtype=torch.float32), "v must be contiguous float16 .* found float32"),
         ("a", half(2 * 3 * 64 + 1)[1:].view(2, 3, 64), "a must begin at a multiple of 16 bytes"),
         ("y", half(2, 3, 128)[..., ::2], "y must be contiguous .* found .* strides"),
         ("slots", torch.zeros(2, dtype=torch.int64), "slots must be contiguous int32 .* found int64"),
-        ("slots", torch.zeros(3, dtype=torch.int32), r"slots must be contiguous int32 \[B\] = \[2\] .* found int32 \[3\]"),
+        ("cu_seqlens", torch.zeros(2, dtype=torch.int32), r"cu_seqlens must be contiguous int32 \[R \+ 1\] = \[3\] .* found"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_op_name_expected_and_found(name: str, value: torch.Tensor, words: str) -> None:
@@ -295,25 +242,18 @@ def test_a_wrong_argument_is_refused_by_op_name_expected_and_found(name: str, va
     if value.storage_offset():
         moved = torch.zeros(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=DEVICE)
         moved = moved.as_strided(value.shape, value.stride(), value.storage_offset())
-    with pytest.raises(RuntimeError, match="wkv7_decode: " + words):
-        ops.wkv7_decode(*decode_args(**{name: moved}))
+    with pytest.raises(RuntimeError, match="wkv7_prefill: " + words):
+        ops.wkv7_prefill(*prefill_args(**{name: moved}))
 
 
 def test_a_tensor_on_the_cpu_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"wkv7_decode: slots must be .* on cuda:0, found int32 .* on cpu"):
-        ops.wkv7_decode(*decode_args(slots=torch.zeros(2, dtype=torch.int32)))
+    with pytest.raises(RuntimeError, match=r"wkv7_prefill: slots must be .* on cuda:0, found int32 .* on cpu"):
+        ops.wkv7_prefill(*prefill_args(slots=torch.zeros(2, dtype=torch.int32)))
 
 
-def test_prefill_refuses_bounds_that_do_not_fit_the_slots() -> None:
-    vectors, pool = make_vectors(5, 3, torch.float16, DEVICE), make_pool(4, 3, torch.float16, DEVICE)
-    with pytest.raises(RuntimeError, match=r"wkv7_prefill: cu_seqlens must be contiguous int32 \[R \+ 1\] = \[3\]"):
-        ops.wkv7_prefill(pool, *vectors, int32([0, 5]), int32([0, 1]), poisoned(5, 3, torch.float16))
-
-
-def test_opcheck_accepts_the_cuda_implementations() -> None:
+def test_opcheck_accepts_the_cuda_implementation() -> None:
     pool, y = make_pool(4, 3, torch.float32, DEVICE), torch.zeros(2, 3, 64, dtype=torch.float16, device=DEVICE)
     vectors = make_vectors(2, 3, torch.float16, DEVICE)
-    torch.library.opcheck(torch.ops.albatross.wkv7_decode.default, (pool, *vectors, int32([2, -1]), y))
     torch.library.opcheck(torch.ops.albatross.wkv7_prefill.default, (pool, *vectors, int32([0, 1, 2]), int32([2, 0]), y))
 
 

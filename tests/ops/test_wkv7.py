@@ -1,4 +1,4 @@
-"""The WKV-7 ops on the CPU: against a float64 oracle, on awkward shapes, and as entries of torch's op registry."""
+"""The WKV-7 op on the CPU: against a float64 oracle, on awkward shapes, and as an entry of torch's op registry."""
 
 import itertools
 
@@ -22,22 +22,6 @@ def bounds(lengths: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("state_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [1, 3, 33])
-def test_decode_agrees_with_the_oracle(num_rows: int, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-    pool = make_pool(num_rows + 2, HEADS, state_dtype)
-    vectors = make_vectors(num_rows, HEADS, dtype)
-    slots = torch.randperm(num_rows + 2, generator=torch.Generator().manual_seed(2))[:num_rows].tolist()
-    y = torch.full((num_rows, HEADS, 64), float("nan"), dtype=dtype)
-    expected_pool, expected_y = oracle_rows(pool, vectors, list(range(num_rows + 1)), slots, y)
-
-    ops.wkv7_decode(pool, *vectors, int32(slots), y)
-
-    assert relative_error(pool, expected_pool) < tolerance(state_dtype)
-    assert relative_error(y, expected_y) < tolerance(dtype)
-
-
-@pytest.mark.parametrize("state_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [[1], [19], [5, 0, 17, 1, 8], [0, 3], [1] * 33])
 def test_prefill_agrees_with_the_oracle(lengths: list[int], dtype: torch.dtype, state_dtype: torch.dtype) -> None:
     pool = make_pool(len(lengths), HEADS, state_dtype)
@@ -50,22 +34,6 @@ def test_prefill_agrees_with_the_oracle(lengths: list[int], dtype: torch.dtype, 
 
     assert relative_error(pool, expected_pool) < tolerance(state_dtype, max(lengths))
     assert relative_error(y, expected_y) < tolerance(dtype, max(lengths))
-
-
-def test_decode_leaves_padding_rows_other_slots_and_other_layers_untouched() -> None:
-    pool = torch.full((4, 3, HEADS, 64, 64), SENTINEL)
-    before = pool.clone()
-    vectors = make_vectors(3, HEADS, torch.float32)
-    for x in vectors:
-        x[1] = float("nan")  # a padding row's inputs may hold anything
-    y = torch.full((3, HEADS, 64), SENTINEL)
-
-    ops.wkv7_decode(pool[:, 1], *vectors, int32([2, -1, 0]), y)
-
-    pool[[0, 2], 1] = SENTINEL
-    assert torch.equal(pool, before)
-    assert (y[1] == SENTINEL).all()
-    assert not (y[[0, 2]] == SENTINEL).any()
 
 
 def test_prefill_leaves_padding_rows_empty_rows_and_tokens_past_the_end_untouched() -> None:
@@ -106,19 +74,6 @@ def test_a_prefill_cut_anywhere_leaves_the_same_state(cut: int) -> None:
     torch.testing.assert_close(y_parts, y_whole, rtol=0, atol=1e-5)
 
 
-def test_prefill_then_decode_is_one_prefill() -> None:
-    vectors = make_vectors(6, HEADS, torch.float32)
-    whole, parts = make_pool(1, HEADS, torch.float32), make_pool(1, HEADS, torch.float32)
-    y_whole, y_parts = torch.empty(2, 6, HEADS, 64)
-
-    ops.wkv7_prefill(whole, *vectors, int32([0, 6]), int32([0]), y_whole)
-    ops.wkv7_prefill(parts, *(x[:5] for x in vectors), int32([0, 5]), int32([0]), y_parts[:5])
-    ops.wkv7_decode(parts, *(x[5:] for x in vectors), int32([0]), y_parts[5:])
-
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
-    torch.testing.assert_close(y_parts, y_whole, rtol=0, atol=1e-5)
-
-
 def test_repeated_runs_are_bitwise_equal() -> None:
     vectors = make_vectors(12, HEADS, torch.float16)
     results = []
@@ -129,12 +84,6 @@ def test_repeated_runs_are_bitwise_equal() -> None:
     assert all(torch.equal(pool, results[0][0]) and torch.equal(y, results[0][1]) for pool, y in results)
 
 
-def test_opcheck_accepts_decode() -> None:
-    pool, y = make_pool(4, HEADS, torch.float32), torch.zeros(3, HEADS, 64)
-    args = (pool, *make_vectors(3, HEADS, torch.float32), int32([2, -1, 0]), y)
-    torch.library.opcheck(torch.ops.albatross.wkv7_decode.default, args)
-
-
 def test_opcheck_accepts_prefill() -> None:
     vectors = make_vectors(5, HEADS, torch.float16)
     y = torch.zeros(5, HEADS, 64, dtype=torch.float16)
@@ -142,17 +91,16 @@ def test_opcheck_accepts_prefill() -> None:
     torch.library.opcheck(torch.ops.albatross.wkv7_prefill.default, args)
 
 
-@pytest.mark.parametrize("op", ["wkv7_decode", "wkv7_prefill"])
-def test_the_schema_declares_what_is_mutated(op: str) -> None:
-    schema = getattr(torch.ops.albatross, op).default._schema
+def test_the_schema_declares_what_is_mutated() -> None:
+    schema = torch.ops.albatross.wkv7_prefill.default._schema
     assert {x.name for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write} == {"state", "y"}
     assert schema.returns == []
 
 
-def decode_args(**changes: torch.Tensor) -> list[torch.Tensor]:
+def prefill_args(**changes: torch.Tensor) -> list[torch.Tensor]:
     vectors = dict(zip("rwkvab", make_vectors(2, HEADS, torch.float32), strict=True))
-    args = {"state": make_pool(4, HEADS, torch.float32), **vectors}
-    return list({**args, "slots": int32([0, 1]), "y": torch.zeros(2, HEADS, 64), **changes}.values())
+    args = {"state": make_pool(4, HEADS, torch.float32), **vectors, "cu_seqlens": int32([0, 1, 2]), "slots": int32([0, 1])}
+    return list({**args, "y": torch.zeros(2, HEADS, 64), **changes}.values())
 
 
 @pytest.mark.parametrize(
@@ -162,19 +110,13 @@ def decode_args(**changes: torch.Tensor) -> list[torch.Tensor]:
         ("state", torch.zeros(4, HEADS, 64, 64).mT, "state must be .* contiguous within a slot, found .* strides"),
         ("state", torch.zeros(4, HEADS, 64, 64, dtype=torch.bfloat16), "state must be float16 or float32 .* found bfloat16"),
         ("r", torch.zeros(2, HEADS, 64, dtype=torch.float64), "r must be float16 or float32, found float64"),
-        ("k", torch.zeros(2, HEADS + 1, 64), r"k must be contiguous float32 \[B, H, 64\] = \[2, 3, 64\] .* found .*\[2, 4"),
+        ("k", torch.zeros(2, HEADS + 1, 64), r"k must be contiguous float32 \[T, H, 64\] = \[2, 3, 64\] .* found .*\[2, 4"),
         ("v", torch.zeros(2, HEADS, 64, dtype=torch.float16), "v must be contiguous float32 .* found float16"),
         ("y", torch.zeros(2, HEADS, 128)[..., ::2], "y must be contiguous .* found .* strides"),
         ("slots", torch.zeros(2, dtype=torch.int64), "slots must be contiguous int32 .* found int64"),
-        ("slots", int32([0, 1, 2]), r"slots must be contiguous int32 \[B\] = \[2\] .* found int32 \[3\]"),
+        ("cu_seqlens", int32([0, 2]), r"cu_seqlens must be contiguous int32 \[R \+ 1\] = \[3\] .* found int32 \[2\]"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_op_name_expected_and_found(name: str, value: torch.Tensor, words: str) -> None:
-    with pytest.raises(RuntimeError, match="wkv7_decode: " + words):
-        ops.wkv7_decode(*decode_args(**{name: value}))
-
-
-def test_prefill_refuses_bounds_that_do_not_fit_the_slots() -> None:
-    args = (make_pool(4, HEADS, torch.float32), *make_vectors(5, HEADS, torch.float32), int32([0, 5]), int32([0, 1]))
-    with pytest.raises(RuntimeError, match=r"wkv7_prefill: cu_seqlens must be contiguous int32 \[R \+ 1\] = \[3\]"):
-        ops.wkv7_prefill(*args, torch.zeros(5, HEADS, 64))
+    with pytest.raises(RuntimeError, match="wkv7_prefill: " + words):
+        ops.wkv7_prefill(*prefill_args(**{name: value}))

@@ -26,7 +26,7 @@ BUILD_FILE = "_build.json"
 BUILD_SCHEMA = 1  # version of BUILD_FILE's layout; setup.py writes it
 FORCED_LIBRARY = "ALBATROSS_LIB"  # environment variable naming a library file; it is used or refused, nothing else is tried
 _PACKAGE_FOLDER = Path(__file__).parents[1] / "_native"
-_OP = "albatross::wkv7_decode"
+_OP = "albatross::wkv7_prefill"
 
 
 @dataclass(frozen=True, slots=True)

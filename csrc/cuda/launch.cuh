@@ -1,0 +1,120 @@
+// How the kernels of a step follow each other: programmatic dependent launch, where the card has it (sm_90 and later).
+//
+// A kernel launched with `launch_dependent` may begin while the one before it on the stream still runs. It reads weights and
+// other constants at once, and calls `wait_for_inputs` before it touches anything that an earlier kernel may have written or may
+// still read. Once all its blocks have called `allow_dependents`, the kernel after it may begin to do the same: kernels that read
+// weights call it first of all, others after their wait, as measurement has it. Every thread must call `wait_for_inputs` on
+// every path: a kernel that ended without it would let the next one run ahead of the one before.
+#pragma once
+
+#include "common.cuh"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace albatross {
+
+__device__ __forceinline__ void wait_for_inputs() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void allow_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Whether the present card runs code in which `wait_for_inputs` waits: not where it runs what was compiled for an older one.
+// One look at any kernel of the library answers for all.
+inline bool has_dependent_launch(const void* kernel) {
+#if defined(__HIP__) || defined(__HIPCC__)
+  return false;
+#else
+  constexpr int kMaxDevices = 64;
+  static std::atomic<int> answers[kMaxDevices];  // 0: not asked yet
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return false;
+  int answer = answers[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    cudaFuncAttributes attributes{};
+    const bool is_new = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+    answer = is_new ? 1 : -1;
+    answers[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer > 0;
+#endif
+}
+
+// Of the present card; 0 with an error left for launch_error.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+#if defined(__HIP__) || defined(__HIPCC__)
+  return hipGetDevice(&device) == hipSuccess &&
+                 hipDeviceGetAttribute(&count, hipDeviceAttributeMultiprocessorCount, device) == hipSuccess
+             ? count
+             : 0;
+#else
+  return cudaGetDevice(&device) == cudaSuccess &&
+                 cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess
+             ? count
+             : 0;
+#endif
+}
+
+// How many blocks of a kernel the present card holds at once, or 0 with an error left for launch_error. Asked once for each kernel
+// and card; also allows the kernel as much shared memory as is named here.
+template <typename Params>
+int resident_blocks(void (*kernel)(Params), int threads, int shared_bytes) {
+#if defined(__HIP__) || defined(__HIPCC__)
+  int device = 0, processors = 0, each = 0;
+  if (hipGetDevice(&device) != hipSuccess ||
+      hipDeviceGetAttribute(&processors, hipDeviceAttributeMultiprocessorCount, device) != hipSuccess ||
+      hipOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared_bytes) != hipSuccess) {
+    return 0;
+  }
+  return processors * each;
+#else
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int> known;
+  int device = 0, processors = 0, each = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& blocks = known[{reinterpret_cast<const void*>(kernel), device}];
+  if (blocks != 0) return blocks;
+  if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) != cudaSuccess ||
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared_bytes) != cudaSuccess) {
+    return 0;
+  }
+  blocks = processors * each;
+  return blocks;
+#endif
+}
+
+// Launches kernel(params) on `stream` and returns nullptr, or what the driver refused.
+template <typename Params>
+const char* launch_dependent(void (*kernel)(Params), dim3 grid, int threads, size_t shared_bytes, gpu_stream_t stream,
+                             const Params& params) {
+#if defined(__HIP__) || defined(__HIPCC__)
+  kernel<<<grid, threads, shared_bytes, stream>>>(params);
+#else
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = has_dependent_launch(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, params);
+#endif
+  return launch_error();
+}
+
+}  // namespace albatross
