@@ -10,7 +10,7 @@ from albatross.models.rwkv7 import RWKV7
 from albatross.reference import rwkv7 as reference
 from model.batches import error, run
 
-FP32 = 2e-6  # measured: 9e-7 at most
+FP32 = 2e-6  # measured: 6e-7 at most
 FP16_LOGITS, FP16_STATES = 3e-3, 8e-3  # measured: 9e-4 and 7e-4 at most
 
 Golden = dict[str, torch.Tensor]

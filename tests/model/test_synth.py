@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from albatross.config import ModelConfig
+from albatross.config import EngineConfig, ModelConfig
 from albatross.errors import ConfigError
 from albatross.models import synth
 from albatross.models.checkpoint import open_checkpoint
@@ -59,10 +59,47 @@ def test_progress_rises_to_the_total(small_size: str, tmp_path: Path) -> None:
     assert {total for _, total in calls} == {calls[-1][0]}
 
 
-def test_a_seed_gives_the_same_weights_and_another_seed_others(small_size: str) -> None:
-    first, second, other = (synth.build_state_dict(small_size, "cpu", seed, torch.float32) for seed in (1, 1, 2))
+def test_a_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    first, second, other = (dict(synth.make_tensors(SMALL, "cpu", seed, torch.float32)) for seed in (1, 1, 2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_no_two_matrices_of_a_checkpoint_are_alike() -> None:
+    weights = dict(synth.make_tensors(SMALL, "cpu", 0, torch.float32))
+    square = [tensor for name, tensor in weights.items() if name.endswith(("receptance.weight", "att.key.weight"))]
+    assert len({float(tensor.sum()) for tensor in square}) == len(square) == 4
+
+
+def test_a_synthetic_checkpoint_gives_what_the_file_holds_in_any_order(small_size: str, tmp_path: Path) -> None:
+    path, device = tmp_path / "small.pth", torch.device("cpu")
+    synth.write_checkpoint(small_size, path, 5, dtype=torch.float16)
+    file, made = open_checkpoint(path), synth.open_synthetic(small_size, 5)
+    assert made.config == file.config
+    for name in reversed(list(file.tensors)):
+        assert torch.equal(made.take(name, device, torch.float32), file.take(name, device, torch.float32))
+    made.check_values()
+
+
+def test_an_open_synthetic_checkpoint_holds_no_values() -> None:
+    made = synth.open_synthetic("13.3b")
+    assert {tensor.device.type for tensor in made.tensors.values()} == {"meta"}
+    assert check_layout(made.tensors) == synth.SIZES["13.3b"]
+
+
+def test_a_model_is_made_where_its_path_names_a_size(small_size: str, load: Callable[..., RWKV7]) -> None:
+    model = load(EngineConfig(model="synth:small").model_path, dtype="float16")
+    assert model.config == SMALL
+    assert run(model, model.new_state_pool(1), [(0, list(range(40)))]).isfinite().all()
+
+
+def test_a_synthetic_model_is_called_by_its_size() -> None:
+    assert EngineConfig(model="synth:7.2b").model_name == "synth:7.2b"
+
+
+def test_a_synthetic_model_of_unknown_size_is_refused(load: Callable[..., RWKV7]) -> None:
+    with pytest.raises(ConfigError, match=r"no size '3b'"):
+        load(Path("synth:3b"))
 
 
 def test_nine_in_ten_squared_relus_are_zero_and_decays_are_spread() -> None:

@@ -1,9 +1,10 @@
 """RWKV-7 (x070): weights and the forward pass over packed tokens of many sequences, on the CPU and on CUDA by the same code.
 
 The law stands in `reference/rwkv7.py`. Knows nothing of requests or sampling; the engine's model runner calls it.
-The residual stream, layer norms, gates' biases and the recurrence are in float32 whatever the type of the weights.
+The residual stream is in float32 whatever the type of the weights; what lies between two matrix products is one op.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,42 +12,51 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from albatross import ops
+from albatross import ops, reference
 from albatross.config import ModelConfig
-from albatross.constants import GROUP_NORM_EPS, HEAD_SIZE, KK_NORM_EPS
+from albatross.constants import HEAD_SIZE
 from albatross.models.checkpoint import Checkpoint, open_checkpoint
+from albatross.models.linear import Linear, LowRank, NativeLinear, Product
 from albatross.models.memory import require_free
 from albatross.models.state_pool import StatePool
-from albatross.models.weights import Layer, WeightReader
-from albatross.reference import wkv7 as reference
+from albatross.models.synth import open_synthetic, synthetic_size
+from albatross.models.tuning import load_tuning
+from albatross.models.weights import LORAS, MIXES, Layer, WeightReader, padded_rank, padding_numel
+from albatross.ops.linear import ROWS_LIMIT
 
-# Squared ReLU in float16, whose range plain squares leave at an argument of 255.9: the argument is divided by eight
-# first and the output of the value matrix multiplied by 64 in float32. Arguments up to CMIX_BOUND pass (2047 / 8 squared
-# is 65472), larger ones are clamped to it; squares below 4e-6 vanish.
-CMIX_BOUND = 2047.0
-CMIX_SCALE = 0.125
+TYPICAL_DENSITY = 0.12  # of the hidden layer of channel mixing: what a trained model's squared ReLU leaves
+TUNED_LAYERS = 12  # whose weights a measurement goes through, more than an L2 cache holds
 _DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 class Rows(NamedTuple):
-    """Where the rows of one batch lie in the packed tokens, computed once a step and used in every layer."""
+    """Where the rows of one batch lie in the packed tokens, in the order `add_norm_mix` takes it. All int32."""
 
-    cu_seqlens: Tensor  # [R + 1] int32
-    slots: Tensor  # [R] int32, negative for padding
-    shift_slots: Tensor  # [R]: rows of the shift pool; the spare one for rows that are padding or empty
-    previous: Tensor | None  # [T]: for each token its predecessor in [tokens; rows of the shift state]; None in a decode step
-    last: Tensor | None  # [R]: the last token of each row; None in a decode step
-    y: Tensor  # [T, H, N]: the recurrence's output, reused by every layer
+    cu_seqlens: Tensor  # [R + 1]
+    token_rows: Tensor  # [T]: the row of each token; that of the last row for tokens past it
+    slots: Tensor  # [R], negative for padding
 
-    def difference(self, x: Tensor, state: Tensor) -> Tensor:
-        """Each token's predecessor minus the token itself, [T, C]; `state` [R, C] comes before the rows' first tokens."""
-        if self.previous is None:
-            return state - x
-        return torch.cat((x, state)).index_select(0, self.previous).sub_(x)
 
-    def last_tokens(self, x: Tensor) -> Tensor:
-        """The last token of each row, [R, C]."""
-        return x if self.last is None else x.index_select(0, self.last)
+class Workspace:
+    """Every tensor that a forward pass of T tokens writes on its way, allocated once for all layers and never cleared."""
+
+    def __init__(self, config: ModelConfig, num_tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(*shape, device=device, dtype=dtype)
+
+        shape = (num_tokens, config.hidden_size)
+        rank = padded_rank(max(config.w_rank, config.a_rank, config.g_rank, config.v_rank))
+        self.residual = empty(2, *shape, dtype=torch.float32).unbind()  # before and after a sub-block's output was added
+        self.delta = empty(*shape)  # a sub-block's output
+        self.mixed = empty(len(MIXES), *shape)
+        self.mixed_rkv, self.mixed_cmix = self.mixed[:3], self.mixed[:1]
+        self.mixes = self.mixed.unbind()
+        self.rkv_first, self.rkv = empty(2, 3, *shape).unbind()  # those of layer 0 stay, since all others mix its v in
+        self.v_first = self.rkv_first[2]
+        self.lora_inputs = self.mixed[MIXES.index(LORAS[0]) :]
+        self.lora_hidden = empty(len(LORAS), num_tokens, rank)
+        self.loras = empty(len(LORAS), *shape)
+        self.cmix_hidden = empty(num_tokens, config.ffn_size)
 
 
 class RWKV7:
@@ -60,7 +70,8 @@ class RWKV7:
         self.dtype = dtype
         self.state_dtype = state_dtype
         self.backend = backend
-        self._wkv7 = ops if backend == "native" else reference
+        self._ops = ops if backend == "native" else reference
+        self._linear = _choose_linear(device, dtype, backend)
         with torch.inference_mode():
             read = WeightReader(checkpoint, device, dtype)
             self._embedding = read.embedding()
@@ -73,104 +84,129 @@ class RWKV7:
         """States for `num_slots` sequences. Raises ConfigError if they do not fit into the memory that is free."""
         wkv_numel = self.config.num_layers * self.config.hidden_size * HEAD_SIZE
         slot_bytes = wkv_numel * self.state_dtype.itemsize + (self.config.state_numel - wkv_numel) * self.dtype.itemsize
-        require_free((num_slots + 1) * slot_bytes, self.device, f"A pool of {num_slots} states", "lower max_num_seqs")
+        require_free(num_slots * slot_bytes, self.device, f"A pool of {num_slots} states", "lower max_num_seqs")
         return StatePool(self.config, num_slots, self.device, self.state_dtype, self.dtype)
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, cu_seqlens: Tensor, slots: Tensor, logits_index: Tensor, pool: StatePool, *, is_decode: bool
+        self,
+        token_ids: Tensor,
+        cu_seqlens: Tensor,
+        slots: Tensor,
+        logits_index: Tensor,
+        pool: StatePool,
+        *,
+        is_decode: bool,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Runs packed tokens once through the layers. Returns logits [K, V] float32 of the tokens in `logits_index`.
 
         token_ids: [T] int64; row i is token_ids[cu_seqlens[i]:cu_seqlens[i + 1]] and continues the state in slots[i].
         cu_seqlens: [R + 1] int32. slots: [R] int32, each at most once; a negative one marks a padding row, which leaves
-        no trace. logits_index: [K] int64 into the tokens; may repeat or be empty. is_decode: every row has one token.
+        no trace. logits_index: [K] int64 into the tokens; may repeat or be empty. is_decode: every row has one
+        token. out: where the logits go.
         The states of `slots` in `pool` are overwritten. On CUDA with the native backend nothing waits for the device.
         """
-        rows = self._locate(token_ids.numel(), cu_seqlens, slots, pool, is_decode)
-        states = iter(pool.shift_and_spare.index_select(0, rows.shift_slots).flatten(1, 2).unbind(1))
-        shift: list[Tensor] = []
-        x = F.embedding(token_ids, self._embedding).float()
-        v_first: Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            x1 = layer.ln1(x).to(self.dtype)
-            y, v_first = self._tmix(layer, x1, rows.difference(x1, next(states)), v_first, pool.wkv[:, index], rows)
-            _add_product(x, y, layer.output)
-            x2 = layer.ln2(x).to(self.dtype)
-            hidden = torch.addcmul(x2, rows.difference(x2, next(states)), layer.cmix_mix) @ layer.cmix_key
-            add_squared_relu(x, hidden, layer.cmix_value)
-            shift += rows.last_tokens(x1), rows.last_tokens(x2)
-        pool.shift_and_spare.index_copy_(0, rows.shift_slots, torch.stack(shift, 1).view(-1, *pool.shift.shape[1:]))
-        return self._logits(self._ln_out(x.index_select(0, logits_index)))
+        rows = self._locate(len(token_ids), cu_seqlens, slots, is_decode)
+        work = Workspace(self.config, len(token_ids), self.device, self.dtype)
+        x, x_next = work.residual
+        x.copy_(F.embedding(token_ids, self._embedding))
+        delta: Tensor | None = None
+        shifts = iter(pool.shift.flatten(1, 2).unbind(1))
+        for layer, wkv in zip(self._layers, pool.wkv.unbind(1), strict=True):
+            self._ops.add_norm_mix(x, delta, *layer.ln1, layer.mix, next(shifts), *rows, x_next, work.mixed)
+            mixed = self._time_mix(layer, wkv, rows, work, is_decode)
+            self._linear.multiply(Product(mixed, layer.output, work.delta))
+            self._ops.add_norm_mix(x_next, work.delta, *layer.ln2, layer.cmix_mix, next(shifts), *rows, x, work.mixed_cmix)
+            self._linear.multiply(Product(work.mixes[0], layer.cmix_key, work.cmix_hidden, "squared_relu"))
+            self._linear.multiply_value(work.cmix_hidden, layer.cmix_value, work.delta)
+            delta = work.delta
+        return self._logits(x, work.delta, logits_index, out)
 
-    def _locate(self, num_tokens: int, cu_seqlens: Tensor, slots: Tensor, pool: StatePool, is_decode: bool) -> Rows:
-        y = torch.zeros(num_tokens, self.config.num_heads, HEAD_SIZE, device=self.device, dtype=self.dtype)
-        shift_slots = slots.long()
-        is_padding = shift_slots < 0
+    @torch.inference_mode()
+    def tune(self, rows: Sequence[int]) -> int:
+        """Measures which kernels are the quickest for steps of these numbers of rows on this card, unless that is known.
+
+        Returns how many choices were made; later runs on the same card find them in the user's cache folder.
+        """
+        few = [number for number in rows if number <= ROWS_LIMIT]
+        if not isinstance(self._linear, NativeLinear) or not few:
+            return 0
+        work = Workspace(self.config, max(few), self.device, self.dtype)
+        logits = torch.empty(max(few), self.config.vocab_size, device=self.device)
+        work.mixed.normal_()
+        work.cmix_hidden.bernoulli_(TYPICAL_DENSITY)
+        hidden, layers = torch.empty_like(work.cmix_hidden), self._layers[:TUNED_LAYERS]
+        products = [
+            [Product(work.mixes[0], layer.output, work.delta) for layer in layers],
+            [Product(work.mixes[0], layer.cmix_key, hidden, "squared_relu") for layer in layers],
+            [Product(work.mixes[0], self._head, logits)],
+        ]
+        values = [Product(work.cmix_hidden, layer.cmix_value, work.delta) for layer in layers]
+        return self._linear.tune(few, products, values)
+
+    def _locate(self, num_tokens: int, cu_seqlens: Tensor, slots: Tensor, is_decode: bool) -> Rows:
+        tokens = torch.arange(num_tokens, device=self.device, dtype=torch.int32)
         if is_decode:
-            return Rows(cu_seqlens, slots, shift_slots.masked_fill_(is_padding, pool.num_slots), None, None, y)
-        bounds = cu_seqlens.long()
-        starts, ends = bounds[:-1], bounds[1:]
-        tokens = torch.arange(num_tokens, device=self.device)
-        row = torch.searchsorted(ends, tokens, right=True).clamp_(max=slots.numel() - 1)
-        previous = torch.where(tokens == starts[row], num_tokens + row, tokens - 1).clamp_(min=0)
-        shift_slots.masked_fill_(is_padding | (starts == ends), pool.num_slots)
-        return Rows(cu_seqlens, slots, shift_slots, previous, (ends - 1).clamp_(min=0), y)
+            return Rows(cu_seqlens, tokens, slots)
+        token_rows = torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)
+        return Rows(cu_seqlens, token_rows.clamp_(max=len(slots) - 1), slots)
 
-    def _tmix(
-        self, layer: Layer, x: Tensor, delta: Tensor, v_first: Tensor | None, wkv: Tensor, rows: Rows
-    ) -> tuple[Tensor, Tensor]:
-        """Time mixing of normalised x [T, C] up to the output matrix. Returns that and layer 0's v for later layers."""
-        dtype, heads = self.dtype, (-1, self.config.num_heads, HEAD_SIZE)
-        mixed = torch.addcmul(x, delta, layer.mix)
-        _, _, xv, xw, xa, xg = mixed.unbind()
-        r, k, v = torch.bmm(mixed[:3], layer.rkv).unbind()
-        w = layer.w(xw, torch.tanh)
-        a = layer.a(xa).sigmoid_()
-        g = layer.g(xg, torch.sigmoid)
-        if v_first is None or layer.v is None:
-            v_first = v
-        else:
-            v = torch.lerp(v, v_first, layer.v(xv).sigmoid_())
-        kk = F.normalize((k * layer.k_k).view(heads), dim=-1, eps=KK_NORM_EPS)
-        k = (k * torch.addcmul(layer.one_minus_k_a, a, layer.k_a)).to(dtype)
-        r, k, v, w = r.view(heads), k.view(heads), v.view(heads), w.view(heads)
-        minus_kk, b = kk.neg().to(dtype), (kk * a.view(heads)).to(dtype)
-        if rows.previous is None:
-            self._wkv7.wkv7_decode(wkv, r, w, k, v, minus_kk, b, rows.slots, rows.y)
-        else:
-            self._wkv7.wkv7_prefill(wkv, r, w, k, v, minus_kk, b, rows.cu_seqlens, rows.slots, rows.y)
-        y = F.group_norm(rows.y.view(x.shape).float(), heads[1], layer.ln_x.weight, layer.ln_x.bias, GROUP_NORM_EPS)
-        bonus = (r * layer.r_k * k).sum(-1, keepdim=True)
-        return (torch.addcmul(y.view(heads), bonus, v.float()).view(x.shape) * g).to(dtype), v_first
+    def _time_mix(self, layer: Layer, state: Tensor, rows: Rows, work: Workspace, is_decode: bool) -> Tensor:
+        """Time mixing of `work.mixed` up to the output matrix, [T, C]; advances the rows' states in `state` [S, H, N, N]."""
+        rkv = work.rkv_first if layer.v0 is None else work.rkv
+        self._project(layer, work, rkv)
+        r, k, v = rkv.unbind()
+        v_gate, w, a, g = work.loras.unbind()
+        gate = (v_gate, work.v_first) if layer.v0 is not None else (None, None)
+        constants = (layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a)
+        readout = (layer.r_k, *layer.ln_x)
+        *prepared, y = work.mixes  # the mixed inputs are multiplied by now
+        out = prepared[0]  # the decay's logit, which is not needed any more when the output is written
+        if is_decode:
+            self._ops.tmix_decode(state, r, k, v, w, a, gate[0], g, gate[1], *constants, *readout, rows.slots, out)
+            return out
+        self._ops.tmix_prepare(k, v, w, a, *gate, *constants, *prepared)
+        _, k, v, _, _ = prepared
+        r_heads, *heads, y_heads = (x.view(-1, self.config.num_heads, HEAD_SIZE) for x in (r, *prepared, y))
+        self._ops.wkv7_prefill(state, r_heads, *heads, rows.cu_seqlens, rows.slots, y_heads)
+        self._ops.tmix_readout(y, r, k, v, g, *readout, out)
+        return out
 
-    def _logits(self, x: Tensor) -> Tensor:
-        x = x.to(self.dtype)
-        if x.is_cuda and x.dtype == torch.float16:
-            return torch.mm(x, self._head, out_dtype=torch.float32)
-        return (x @ self._head).float()
+    def _project(self, layer: Layer, work: Workspace, rkv: Tensor) -> None:
+        """Time mixing's products: `work.mixed` into `rkv` [3, T, C] and `work.loras`."""
+        self._linear.project(Product(work.mixed_rkv, layer.rkv, rkv), _low_rank(layer, work))
+
+    def _logits(self, x: Tensor, delta: Tensor, index: Tensor, out: Tensor | None) -> Tensor:
+        chosen = torch.empty(len(index), self.config.hidden_size, device=self.device, dtype=self.dtype)
+        logits = torch.empty(len(index), self.config.vocab_size, device=self.device) if out is None else out
+        self._ops.add_norm(x, delta, *self._ln_out, index, chosen)
+        self._linear.multiply(Product(chosen, self._head, logits))
+        return logits
 
 
-def _add_product(residual: Tensor, x: Tensor, weight: Tensor, scale: float = 1.0) -> None:
-    """Adds scale * x @ weight to the float32 residual in place."""
-    if x.dtype == residual.dtype:
-        residual.addmm_(x, weight, alpha=scale)
-    else:
-        residual.add_(x @ weight, alpha=scale)
+def _low_rank(layer: Layer, work: Workspace) -> LowRank:
+    down, up, ranks, activations = layer.loras
+    own = slice(len(LORAS) - len(ranks), None)  # layer 0 has no v
+    rank = down.shape[1]
+    return LowRank(
+        work.lora_inputs[own], down, work.lora_hidden[own, :, :rank], up, work.loras[own], ranks, activations
+    )
 
 
-def add_squared_relu(residual: Tensor, hidden: Tensor, value: Tensor) -> None:
-    """Adds the channel mix of `hidden` [T, F], which is overwritten, to the float32 residual [T, C]."""
-    if hidden.dtype == torch.float32:
-        _add_product(residual, hidden.relu_().square_(), value)
-    else:
-        _add_product(residual, hidden.clamp_(0, CMIX_BOUND).mul_(CMIX_SCALE).square_(), value, CMIX_SCALE**-2)
+def _choose_linear(device: torch.device, dtype: torch.dtype, backend: str) -> Linear:
+    if device.type != "cuda" or dtype != torch.float16 or backend != "native":
+        return Linear()
+    digest = ops.load_native(device).build.sha256
+    return NativeLinear(
+        device, load_tuning(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), digest)
+    )
 
 
 def load_model(path: Path, *, device: str, dtype: str, state_dtype: str, backend: str) -> RWKV7:
-    """Loads a checkpoint onto `device` ('cpu', 'cuda', 'cuda:N').
+    """Loads a checkpoint onto `device` ('cpu', 'cuda', 'cuda:N'), or makes random weights there for the path "synth:SIZE".
 
-    dtype and state_dtype: 'float16' or 'float32'; backend: 'native' or 'reference', who runs the recurrence.
+    dtype and state_dtype: 'float16' or 'float32'; backend: 'native' or 'reference', who runs all but the products.
 
     Raises CheckpointError for a file that is no sound RWKV-7 model, ConfigError if it does not fit into free memory,
     NativeLibraryError if the native library is asked for and cannot be used.
@@ -179,11 +215,13 @@ def load_model(path: Path, *, device: str, dtype: str, state_dtype: str, backend
     target = torch.device(device)
     if target.type == "cuda":
         target = torch.device("cuda", target.index or 0)
-    checkpoint = open_checkpoint(path)
+    size = synthetic_size(path)
+    checkpoint = open_checkpoint(path) if size is None else open_synthetic(size)
     if target.type == "cuda":
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         if backend == "native":
             ops.load_native(target)
-    sizes = [tensor.numel() * _DTYPES[dtype].itemsize for tensor in checkpoint.tensors.values()]
-    require_free(sum(sizes) + max(sizes), target, f"The model {path}", "free some, or take a smaller model or another device")
+    sizes = [tensor.numel() for tensor in checkpoint.tensors.values()]
+    needed = (sum(sizes) + max(sizes) + padding_numel(checkpoint.config)) * _DTYPES[dtype].itemsize
+    require_free(needed, target, f"The model {path}", "free some, or take a smaller model or another device")
     return RWKV7(checkpoint, target, _DTYPES[dtype], _DTYPES[state_dtype], backend)

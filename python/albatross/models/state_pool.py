@@ -25,9 +25,7 @@ class StatePool:
         self.wkv = torch.zeros(
             num_slots, config.num_layers, config.num_heads, HEAD_SIZE, HEAD_SIZE, device=device, dtype=state_dtype
         )
-        # The last row belongs to no sequence: padding rows of a batch read and write it.
-        self.shift_and_spare = torch.zeros(num_slots + 1, config.num_layers, 2, config.hidden_size, device=device, dtype=dtype)
-        self.shift = self.shift_and_spare[:num_slots]
+        self.shift = torch.zeros(num_slots, config.num_layers, 2, config.hidden_size, device=device, dtype=dtype)
 
     @property
     def slot_bytes(self) -> int:
@@ -36,17 +34,16 @@ class StatePool:
 
     def zero(self, slots: Sequence[int]) -> None:
         """Makes `slots` the state of a sequence that has read nothing."""
-        self._check(slots)
-        for slot in slots:
-            self.wkv[slot].zero_()
-            self.shift[slot].zero_()
+        index = self._index(slots)
+        self.wkv.index_fill_(0, index, 0)
+        self.shift.index_fill_(0, index, 0)
 
     def copy(self, src: int, dst: Sequence[int]) -> None:
         """Makes every slot of `dst` a copy of slot `src`."""
-        self._check((src, *dst))
-        for slot in dst:
-            self.wkv[slot].copy_(self.wkv[src])
-            self.shift[slot].copy_(self.shift[src])
+        self._check((src,))
+        index = self._index(dst)
+        for states in (self.wkv, self.shift):
+            states.index_copy_(0, index, states[src].clone().expand(len(dst), *states.shape[1:]))
 
     def read(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A copy of one slot on the pool's device: wkv [L, H, 64, 64] and shift [L, 2, C]."""
@@ -61,6 +58,11 @@ class StatePool:
                 raise ValueError(f"{name} of a saved state has shape {list(tensor.shape)}; this model's is {list(target.shape)}.")
         self.wkv[slot].copy_(wkv)
         self.shift[slot].copy_(shift)
+
+    def _index(self, slots: Sequence[int]) -> torch.Tensor:
+        """The slots on the pool's device. Their copy is made from pinned memory, so that nothing waits for the device."""
+        self._check(slots)
+        return torch.tensor(slots, pin_memory=self.wkv.is_cuda).to(self.wkv.device, non_blocking=True)
 
     def _check(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -1,20 +1,24 @@
 """Random checkpoints with the shapes and statistics of the released RWKV-7 models: for benchmarks, tests and dry runs.
 
 They speak nonsense at the speed of a real model: about 92 % of the squared ReLUs are zero, as in trained weights, and
-decays cover their whole range. `albatross synth`, the benchmarks and the tests are the users.
+decays cover their whole range. `albatross synth` writes them to a file; `rwkv7.load_model` makes them on the device, one
+tensor at a time as it takes them, where the model's path is "synth:SIZE".
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from albatross.config import ModelConfig
+from albatross.config import SYNTHETIC_PREFIX, ModelConfig
 from albatross.constants import WORLD_VOCAB_SIZE
 from albatross.errors import ConfigError
+from albatross.models.checkpoint import Checkpoint
 from albatross.models.layout import expected_shapes, letter_sizes
 from albatross.models.memory import require_free
 
@@ -64,24 +68,56 @@ def write_checkpoint(
         raise ConfigError(f"{path} cannot be written: {str(error).partition(chr(10))[0].rstrip('.')}.") from None
 
 
-def build_state_dict(size: str, device: str, seed: int = 0, dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """The tensors of one of SIZES by name, made on `device`; a seed gives the same weights on the same kind of device."""
-    return dict(make_tensors(_config(size), device, seed, dtype))
+@dataclass
+class SyntheticCheckpoint(Checkpoint):
+    """A checkpoint without a file: `tensors` has shapes and types only, and `take` makes the values where they are wanted."""
+
+    seed: int = 0
+
+    def take(self, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+        raw = _draw(name, torch.empty_like(self.tensors[name], device=device), self.seed)
+        self.note(name, raw, dtype)
+        return raw.to(dtype)
+
+
+def open_synthetic(size: str, seed: int = 0, *, dtype: torch.dtype = torch.float16) -> SyntheticCheckpoint:
+    """One of SIZES, its values in `dtype` before they are taken. Costs nothing until then; the host never holds it.
+
+    Gives the weights that `write_checkpoint` writes if both draw in the same type on the same kind of device. Raises
+    ConfigError for an unknown size.
+    """
+    config = _config(size)
+    shapes = {name: torch.empty(shape, device="meta", dtype=dtype) for name, shape in _tensor_shapes(config)}
+    return SyntheticCheckpoint(Path(f"{SYNTHETIC_PREFIX}{size}"), config, shapes, seed=seed)
+
+
+def synthetic_size(path: Path) -> str | None:
+    """The size that a path such as "synth:7.2b" stands for; None for the path of a file."""
+    text = str(path)
+    return text.removeprefix(SYNTHETIC_PREFIX) if text.startswith(SYNTHETIC_PREFIX) else None
 
 
 def make_tensors(config: ModelConfig, device: str, seed: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor of a checkpoint with the sizes of `config`, in the order and shapes of the official files."""
-    generator = torch.Generator(device=device).manual_seed(seed)
+    """Yields every tensor of a checkpoint with the sizes of `config`, in the order and shapes of the official files.
+
+    A seed gives the same weights on the same kind of device.
+    """
+    for name, shape in _tensor_shapes(config):
+        yield name, _draw(name, torch.empty(shape, device=device, dtype=dtype), seed)
+
+
+def _tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, list[int]]]:
     sizes = letter_sizes(config)
     for name, letters in expected_shapes(config.num_layers):
-        shape = [sizes[letter] for letter in letters]
-        if letters == "C" and not name.endswith((".weight", ".bias")):
-            shape = [1, 1, *shape]
-        yield name, _draw(name, torch.empty(shape, device=device, dtype=dtype), generator)
+        is_vector = letters == "C" and not name.endswith((".weight", ".bias"))
+        yield name, [*([1, 1] if is_vector else []), *(sizes[letter] for letter in letters)]
 
 
-def _draw(name: str, out: Tensor, generator: torch.Generator) -> Tensor:
-    """Fills one tensor: normals scaled by 1/sqrt(fan-in) where nothing else is said."""
+def _draw(name: str, out: Tensor, seed: int) -> Tensor:
+    """Fills one tensor: normals scaled by 1/sqrt(fan-in) where nothing else is said. Each has random numbers of its own, so
+    that it does not matter which are made, or in what order."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=4).digest()
+    generator = torch.Generator(device=out.device).manual_seed(int.from_bytes(digest, "little"))
     module, _, leaf = name.rpartition(".")
     width = out.shape[-1]
     if leaf in _CONSTANTS:
