@@ -11,7 +11,7 @@ from time import perf_counter
 
 from starlette.types import Receive
 
-from albatross.engine.client import Choice, EngineClient, Generation
+from albatross.engine.client import Choice, Generation
 
 from .asgi import ClientDisconnected
 from .errors import ENGINE_RETRY_S, ApiError
@@ -21,13 +21,12 @@ from .plan import Plan
 class Run:
     """`halt` is the reason to stop before the end: whoever follows the generation raises it as soon as it is set."""
 
-    def __init__(self, plan: Plan, generation: Generation, engine: EngineClient) -> None:
+    def __init__(self, plan: Plan, generation: Generation) -> None:
         self.plan = plan
         self.generation = generation
         self.halt: Exception | None = None
         self.accepted_at = perf_counter()
         self.first_token_at: float | None = None
-        self._engine = engine
 
     @property
     def completion_tokens(self) -> int:
@@ -42,9 +41,9 @@ class Run:
     def failure_of(self, choice: Choice) -> ApiError:
         """The answer for a choice that ended with "error" or "abort"."""
         message = choice.error or "The request was aborted before its end."
-        if self._engine.status.state == "ready":
-            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="generation_failed")
-        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="engine_unavailable", retry_after_s=ENGINE_RETRY_S)
+        if choice.is_lost:
+            return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="engine_unavailable", retry_after_s=ENGINE_RETRY_S)
+        return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="generation_failed")
 
     @contextlib.contextmanager
     def watch(self, receive: Receive) -> Iterator[None]:

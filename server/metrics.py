@@ -3,7 +3,7 @@
 Nothing here runs per token. Each application has a registry of its own; `/metrics` renders it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -79,29 +79,44 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Turns the engine's last report into metrics while a scrape is answered."""
+    """Turns the workers' last reports into metrics while a scrape is answered; each sample names its worker."""
 
     def __init__(self, engine: HasStatus) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        status = self._engine.status
-        stats = status.stats
-        yield GaugeMetricFamily("rwkv:engine_up", "1 while the engine takes requests.", value=status.state == "ready")
-        yield CounterMetricFamily("rwkv:engine_restarts", "Engine processes that had to be replaced.", value=status.restarts)
-        yield GaugeMetricFamily("rwkv:num_requests_running", "Sequences that hold a state slot.", value=stats.num_running)
-        yield GaugeMetricFamily("rwkv:num_requests_waiting", "Sequences that wait for a state slot.", value=stats.num_waiting)
-        yield GaugeMetricFamily("rwkv:num_waiting_tokens", "Prompt tokens that wait.", value=stats.num_waiting_tokens)
-        yield CounterMetricFamily("rwkv:engine_steps", "Steps of the engine since it started.", value=stats.num_steps)
-        yield CounterMetricFamily("rwkv:prompt_tokens", "Prompt tokens read since the engine started.", value=stats.prompt_tokens)
-        yield CounterMetricFamily(
-            "rwkv:generation_tokens", "Tokens drawn since the engine started.", value=stats.generated_tokens
-        )
-        yield GaugeMetricFamily("rwkv:step_seconds", "Time of the engine's last step.", value=stats.step_ms / 1e3)
-        info = status.info
-        if info is None:
-            return
-        used = stats.num_running / info.num_slots
-        yield GaugeMetricFamily("rwkv:kv_cache_usage_perc", "Share of state slots in use, 0 to 1.", value=used)
-        labels = {"model_name": info.model_name, "device": info.device, "dtype": info.dtype, "backend": info.backend}
-        yield InfoMetricFamily("rwkv:engine", "What runs the model.", value=labels)
+        workers = self._engine.status.workers
+        stats = [worker.stats for worker in workers]
+        yield _gauge("engine_up", "1 while the engine takes requests.", [worker.state == "ready" for worker in workers])
+        yield _counter("engine_restarts", "Engine processes that had to be replaced.", [worker.restarts for worker in workers])
+        yield _gauge("num_requests_running", "Sequences that hold a state slot.", [each.num_running for each in stats])
+        yield _gauge("num_requests_waiting", "Sequences that wait for a state slot.", [each.num_waiting for each in stats])
+        yield _gauge("num_waiting_tokens", "Prompt tokens that wait.", [each.num_waiting_tokens for each in stats])
+        yield _counter("engine_steps", "Steps of the engine since it started.", [each.num_steps for each in stats])
+        yield _counter("prompt_tokens", "Prompt tokens read since the engine started.", [each.prompt_tokens for each in stats])
+        yield _counter("generation_tokens", "Tokens drawn since the engine started.", [each.generated_tokens for each in stats])
+        yield _counter("discarded_tokens", "Tokens drawn for ended sequences.", [each.discarded_tokens for each in stats])
+        yield _gauge("step_seconds", "Time of the engine's last step.", [each.step_ms / 1e3 for each in stats])
+        used = [None if worker.info is None else worker.stats.num_running / worker.info.num_slots for worker in workers]
+        yield _gauge("kv_cache_usage_perc", "Share of state slots in use, 0 to 1.", used)
+        engines = InfoMetricFamily("rwkv:engine", "What runs the model.", labels=["worker"])
+        for number, worker in enumerate(workers):
+            if (info := worker.info) is not None:
+                facts = {"model_name": info.model_name, "device": info.device, "dtype": info.dtype, "backend": info.backend}
+                engines.add_metric([str(number)], facts)
+        yield engines
+
+
+def _gauge(name: str, text: str, values: Sequence[float | None]) -> Metric:
+    return _by_worker(GaugeMetricFamily("rwkv:" + name, text, labels=["worker"]), values)
+
+
+def _counter(name: str, text: str, values: Sequence[float | None]) -> Metric:
+    return _by_worker(CounterMetricFamily("rwkv:" + name, text, labels=["worker"]), values)
+
+
+def _by_worker(family: GaugeMetricFamily | CounterMetricFamily, values: Sequence[float | None]) -> Metric:
+    for number, value in enumerate(values):
+        if value is not None:
+            family.add_metric([str(number)], value)
+    return family

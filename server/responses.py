@@ -46,10 +46,11 @@ def make_meta(kind: Kind, model: str, fingerprint: str, request_id: str | None =
 
 
 def make_fingerprint(version: str, info: EngineReady | None) -> str:
-    """Names all that a seeded answer depends on besides the request."""
+    """Names all that a seeded answer depends on besides the request; which of several cards it ran on is not part of that."""
     if info is None:
         return f"albatross-{version}"
-    return f"albatross-{version}-{info.backend}-{info.dtype}-state-{info.state_dtype}-{info.device}"
+    kind = info.device.partition(":")[0]
+    return f"albatross-{version}-{info.backend}-{info.dtype}-state-{info.state_dtype}-{kind}"
 
 
 def make_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Runs the server: one engine process, one uvicorn with uvloop and httptools, until a signal ends both.
+"""Runs the server: its engine processes, one uvicorn with uvloop and httptools, until a signal ends all.
 
 SIGTERM or SIGINT begins a drain: no new generation, time for the running ones; a second signal ends it at once. Called
 by the command line; `serve` raises an AlbatrossError whose text says why the server could not start.
@@ -138,7 +138,7 @@ async def _announce(engine: EngineClient, server: Server, address: str, on_ready
         raise
     log.info(
         "ready", address=address, model=info.model_name, device=info.device, dtype=info.dtype, backend=info.backend,
-        slots=info.num_slots, load_s=round(info.load_s, 2),
+        slots=info.num_slots, workers=engine.config.workers, load_s=round(info.load_s, 2),
     )  # fmt: skip
     on_ready(address)
 

@@ -1,7 +1,8 @@
-"""What tests of several folders share: the demo model and its float64 goldens."""
+"""What tests of several folders share: the demo model, its float64 goldens and its evaluation set."""
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -9,6 +10,8 @@ from albatross.config import EngineConfig
 
 if TYPE_CHECKING:
     import torch
+
+DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +25,7 @@ def goldens() -> "list[dict[str, torch.Tensor]]":
     import numpy as np
     import torch
 
-    with np.load(Path(__file__).parent / "data" / "golden-logits.npz") as file:
+    with np.load(DATA / "golden-logits.npz") as file:
         arrays = {name: torch.from_numpy(file[name]) for name in file.files}
     cases = []
     for i in range(8):
@@ -30,3 +33,9 @@ def goldens() -> "list[dict[str, torch.Tensor]]":
         case = {"ids": arrays[f"ids_{i}"].long(), "logits": arrays[f"logits_{i}"], "shift": shift}
         cases.append(case | ({"wkv": arrays[f"wkv_{i}"]} if f"wkv_{i}" in arrays else {}))
     return cases
+
+
+@pytest.fixture(scope="session")
+def evaluation() -> list[dict[str, Any]]:
+    """480 questions with the greedy text of the float32 reference."""
+    return [json.loads(line) for line in (DATA / "eval-11.jsonl").read_text().splitlines()]

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from albatross.constants import HEAD_SIZE
 from albatross.errors import ConfigError
 
 DEMO_MODEL = "demo"  # the model path that stands for the checkpoint inside the package
+SYNTHETIC_PREFIX = "synth:"  # before a size: the model path that stands for random weights of that size, made at the start
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+RunAhead = Annotated[Literal["auto", "0", "1"], BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +75,63 @@ class _Settings(BaseSettings):
 class EngineConfig(_Settings):
     """Settings of the engine: which model, where it runs, and its limits."""
 
-    model: str = Field(DEMO_MODEL, description="Checkpoint (.pth or .safetensors), or 'demo' for the model inside the package.")
+    model: str = Field(
+        DEMO_MODEL,
+        description="Checkpoint (.pth or .safetensors), 'demo' for the model inside the package, or for benchmarks 'synth:SIZE' "
+        "(such as synth:7.2b) for random weights of a released model's shape.",
+    )
     device: Device = Field("auto", description="auto, cpu, cuda or cuda:N. auto takes the first CUDA card, else the CPU.")
     dtype: Literal["auto", "float16", "float32"] = Field(
         "auto", description="Type of weights and activations. auto: float16 on CUDA, float32 on the CPU."
     )
     state_dtype: Literal["float16", "float32"] = Field("float32", description="Type of the wkv states.")
     backend: Literal["auto", "native", "reference"] = Field(
-        "auto", description="Who runs the recurrence. auto: the native library on CUDA, plain torch on the CPU."
+        "auto", description="Whose kernels run the model and draw. auto: the native library's on CUDA, plain torch's on the CPU."
     )
     cuda_graphs: bool = Field(True, description="On CUDA with the native backend, run decode steps as captured graphs.")
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences that run at once: slots of the state pool.")
-    max_num_batched_tokens: int = Field(
-        0, ge=0, le=1 << 20, description="Tokens of one step: decode rows and prompt chunks. 0: 2048 on CUDA, 256 on the CPU."
+    autotune: bool = Field(
+        True, description="On CUDA with the native backend, measure once a card which kernels are the quickest, and remember it."
     )
-    max_queued_requests: int = Field(1024, ge=0, description="Waiting requests beyond which the next one is refused (429).")
-    max_queued_tokens: int = Field(1 << 22, ge=0, description="Waiting prompt tokens beyond which the next request is refused.")
+    run_ahead: RunAhead = Field(
+        "auto",
+        description="Steps given to the device before the results of the one it runs are read. auto: 1 on CUDA, 0 on the CPU.",
+    )
+    workers: int = Field(
+        1,
+        ge=1,
+        description="Engine processes of serve and batch, each with the whole model: on CUDA worker i runs on cuda:i (use "
+        "CUDA_VISIBLE_DEVICES to choose the cards), else all run on the CPU. A request goes to the least busy one.",
+    )
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences that run at once in a worker: slots of its state pool.")
+    max_num_batched_tokens: int = Field(
+        0, ge=0, le=1 << 20,
+        description="Tokens of one step of a worker: decode rows and prompt chunks. 0: 2048 on CUDA, 256 on the CPU.",
+    )
+    max_queued_requests: int = Field(
+        1024, ge=0, description="Waiting requests, for each worker, beyond which the next one is refused (429)."
+    )
+    max_queued_tokens: int = Field(
+        1 << 22, ge=0, description="Waiting prompt tokens, for each worker, beyond which the next request is refused."
+    )
     max_prompt_tokens: int = Field(131072, ge=1, description="Longest prompt in tokens; a guard against cost, not a model limit.")
     max_output_tokens: int = Field(
         32768, ge=1, description="Longest answer in tokens, and the length where max_tokens is absent."
     )
     max_num_choices: int = Field(128, ge=1, description="Most choices (prompts times n) of one request.")
-    num_threads: int = Field(0, ge=0, description="CPU threads of the engine process; 0 leaves it to torch.")
+    num_threads: int = Field(
+        0, ge=0, description="CPU threads of each worker; 0 takes torch's number, which several workers on the CPU share."
+    )
     start_timeout_s: float = Field(300, gt=0, description="Seconds an engine process may take to load the model.")
     stall_timeout_s: float = Field(60, gt=0, description="Seconds without a sign of life after which an engine is restarted.")
+
+    @model_validator(mode="after")
+    def _workers_have_cards_of_their_own(self) -> "EngineConfig":
+        if self.workers > 1 and self.device.startswith("cuda:"):
+            raise ValueError(
+                f"workers is {self.workers}, but device names one card ({self.device}); use cuda, and choose the cards by "
+                "CUDA_VISIBLE_DEVICES"
+            )
+        return self
 
     @model_validator(mode="after")
     def _budget_covers_decoding(self) -> "EngineConfig":
@@ -112,6 +147,10 @@ class EngineConfig(_Settings):
         chosen = self.max_num_batched_tokens or (2048 if device_type == "cuda" else 256)
         return max(chosen, self.max_num_seqs)
 
+    def steps_ahead(self, device_type: str) -> int:
+        """`run_ahead` on a device of this type ('cpu' or 'cuda')."""
+        return int(device_type == "cuda") if self.run_ahead == "auto" else int(self.run_ahead)
+
     @property
     def model_path(self) -> Path:
         if self.model == DEMO_MODEL:
@@ -120,7 +159,7 @@ class EngineConfig(_Settings):
 
     @property
     def model_name(self) -> str:
-        return self.model_path.stem
+        return self.model if self.model.startswith(SYNTHETIC_PREFIX) else self.model_path.stem
 
     def load_profile(self) -> ModelProfile:
         """The profile beside the checkpoint, or the defaults. Raises ConfigError if the file is not a valid profile."""

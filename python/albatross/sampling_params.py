@@ -1,14 +1,15 @@
 """What one request wants drawn: the sampling law's parameters and the conditions that end it.
 
-Ranges are checked here and nowhere else. The law itself is in `engine/sampler.py`.
+Ranges are checked here and nowhere else. The law itself is in `reference/sampling.py`.
 """
 
 import math
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
-from albatross.constants import MAX_LOGPROBS
+from albatross.constants import MAX_EDITED_IDS, MAX_LOGPROBS
 from albatross.errors import InvalidRequestError
 
 SamplerOrder = Literal["temperature-first", "rwkv-classic"]
@@ -24,7 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sampler_order "rwkv-classic" applies top_p at temperature 1 and the temperature afterwards, as older RWKV code did.
     logprobs asks for that many alternatives a token (0: the drawn token's only; None: none), of the raw logits.
     max_tokens None means until a stop, bounded by the engine's own limit. stop_token_ids end the answer and are not text.
-    logit_bias maps ids to values in -100..100. Raises InvalidRequestError naming the field.
+    logit_bias maps ids to values in -100..100. logit_bias, banned_token_ids and stop_token_ids together name at most 1024 ids.
+    Raises InvalidRequestError naming the field.
     """
 
     temperature: float = 1.0
@@ -76,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("stop_token_ids", "banned_token_ids"):
             for token_id in getattr(self, name):
                 _at_least(name, token_id, 0)
+        _few_enough(logit_bias=self.logit_bias, banned_token_ids=self.banned_token_ids, stop_token_ids=self.stop_token_ids)
 
     @property
     def is_greedy(self) -> bool:
@@ -107,3 +110,12 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
 def _at_least(name: str, value: int, low: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise InvalidRequestError(f"{name} must be a whole number of at least {low}, but is {value!r}.", name)
+
+
+def _few_enough(**fields: Collection[int]) -> None:
+    number = sum(map(len, fields.values()))
+    if number > MAX_EDITED_IDS:
+        raise InvalidRequestError(
+            f"{', '.join(fields)} must name at most {MAX_EDITED_IDS} ids together, but name {number}; leave some out.",
+            max(fields, key=lambda name: len(fields[name])),
+        )

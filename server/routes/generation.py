@@ -70,7 +70,7 @@ class GenerationRoute:
             plan.prompts, plan.params, n=plan.n, stop=plan.stop, include_stop=plan.include_stop, priority=plan.priority
         )
         with generation:
-            exchange.run = run = Run(plan, generation, state.engine)
+            exchange.run = run = Run(plan, generation)
             with state.track(run), run.watch(receive):
                 await self._answer(run, exchange)
 

@@ -46,10 +46,14 @@ class ServerProcess:
             time.sleep(0.05)
         raise TimeoutError(f"the server was not ready within {limit_s} s")
 
-    def engine_pid(self) -> int:
-        """The one child process that is the engine."""
+    def engine_pids(self) -> list[int]:
+        """The child processes that are engines."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (pid,) = [int(child) for child in children if "albatross.engine.process" in Path(f"/proc/{child}/cmdline").read_text()]
+        return [int(child) for child in children if "albatross.engine.process" in Path(f"/proc/{child}/cmdline").read_text()]
+
+    def engine_pid(self) -> int:
+        """The one that is there with one worker."""
+        (pid,) = self.engine_pids()
         return pid
 
     def stop(self, limit_s: float = 20) -> int:

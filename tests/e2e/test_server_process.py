@@ -159,6 +159,7 @@ def test_sigterm_lets_a_running_answer_finish_and_refuses_new_ones() -> None:
     [
         (("/nowhere/model.pth",), "/nowhere/model.pth"),
         (("--device", "cuda:7"), "cuda:7"),
+        (("--device", "cuda:0", "--workers", "2"), "workers"),
         (("--max-num-seqs", "0"), "max_num_seqs"),
     ],
 )

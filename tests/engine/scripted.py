@@ -1,20 +1,36 @@
-"""A runner without a model: a function gives the logits, so that the engine's logic is tested with no weights."""
+"""A runner without a model: a function gives the logits, so that the engine's logic is tested with no weights.
+
+It keeps what a device keeps: for each slot the tokens that were read in it. The host sees them only through `Pending.wait`,
+which may be called after further steps were launched.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from albatross.config import EngineConfig
 from albatross.engine.core import EngineCore
 from albatross.engine.messages import AddRequest, EngineReady, Finish, StepOutput, pack_ids, unpack_ids
-from albatross.engine.request import Request, Stream
+from albatross.engine.model_runner import Pending
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
 from albatross.sampling_params import SamplingParams
 
 VOCAB = 100
 GREEDY = SamplingParams(temperature=0)
-Script = Callable[[Request, Stream], torch.Tensor]
+
+
+@dataclass
+class SlotState:
+    """What one slot has read since it was zeroed, and for which stream."""
+
+    stream_id: int
+    prompt: list[int] = field(default_factory=list)
+    drawn: list[int] = field(default_factory=list)
+
+
+Script = Callable[[SlotState], torch.Tensor]
 
 
 def peak(token_id: int, vocab_size: int = VOCAB) -> torch.Tensor:
@@ -23,34 +39,59 @@ def peak(token_id: int, vocab_size: int = VOCAB) -> torch.Tensor:
     return logits
 
 
-def repeat_prompt(request: Request, stream: Stream) -> torch.Tensor:
+def repeat_prompt(state: SlotState) -> torch.Tensor:
     """Spells the request's own prompt, over and over."""
-    return peak(request.prompt[stream.num_generated % len(request.prompt)])
+    return peak(state.prompt[len(state.drawn) % len(state.prompt)])
+
+
+class LatePending:
+    """Insists on being waited for once, and in order."""
+
+    def __init__(self, runner: "ScriptedRunner", number: int, pending: Pending) -> None:
+        self._runner = runner
+        self._number = number
+        self._pending = pending
+
+    def wait(self) -> Samples:
+        if self._number != self._runner.num_waited:
+            raise RuntimeError(f"step {self._number} was waited for when {self._runner.num_waited} was due")
+        self._runner.num_waited += 1
+        return self._pending.wait()
 
 
 class ScriptedRunner:
-    """Records every step it ran. `slot_owner` proves that no slot serves two requests at once."""
+    """Records every step it ran, and fails if a row runs in a slot that is not its own."""
 
     def __init__(self, script: Script = repeat_prompt, num_slots: int = 4, vocab_size: int = VOCAB) -> None:
         self.num_slots = num_slots
         self.vocab_size = vocab_size
         self.device = torch.device("cpu")
-        self.sampler = Sampler(num_slots, vocab_size, self.device)
+        self.sampler = Sampler(num_slots, vocab_size, self.device, "reference")
         self.steps: list[Step] = []
+        self.num_waited = 0
+        self.most_in_flight = 0
         self._script = script
+        self._slots: dict[int, SlotState] = {}
 
-    def run(self, step: Step) -> Samples:
+    def launch(self, step: Step) -> Pending:
         self.steps.append(step)
+        self.most_in_flight = max(self.most_in_flight, len(self.steps) - self.num_waited)
         for request in step.admitted:
             self.sampler.assign(request)
-        slots = [row.slot for row in step.rows]
-        if len(set(slots)) != len(slots):
-            raise RuntimeError(f"two rows share a slot: {slots}")
-        pairs = [(row.request, stream) for row in step.rows for stream in row.samples]
-        if not pairs:
-            return Samples([], [], {})
-        logits = torch.stack([self._script(request, stream) for request, stream in pairs])
-        return self.sampler.sample(logits, [s.slot for _, s in pairs], [s.num_generated for _, s in pairs])
+            self._slots.update((stream.slot, SlotState(stream.stream_id)) for stream in request.streams)
+        self._check_rows(step)
+        for stream, _ in step.draws[: step.num_decoding]:
+            self._slots[stream.slot].drawn.append(int(self.sampler.last_token[stream.slot]))
+        for chunk in step.chunks:
+            prompt = self._slots[chunk.slot].prompt
+            prompt += chunk.tokens
+            for stream in chunk.samples:
+                self._slots[stream.slot].prompt = list(prompt)
+        slots = [stream.slot for stream, _ in step.draws]
+        logits = torch.stack([self._script(self._slots[slot]) for slot in slots]) if slots else torch.empty(0, self.vocab_size)
+        if slots:
+            self.sampler.draw(logits, torch.tensor(slots, dtype=torch.int32))
+        return LatePending(self, len(self.steps) - 1, self.sampler.collect(logits, slots))
 
     def forbid(self, token_ids: Sequence[int]) -> None:
         self.sampler.forbid(token_ids)
@@ -59,6 +100,14 @@ class ScriptedRunner:
         return EngineReady(
             model_name, self.vocab_size, 1, 64, "cpu", "float32", "float32", "reference", self.num_slots, 0, load_s
         )
+
+    def _check_rows(self, step: Step) -> None:
+        slots = [stream.slot for stream, _ in step.draws[: step.num_decoding]] + [chunk.slot for chunk in step.chunks]
+        if len(set(slots)) != len(slots):
+            raise RuntimeError(f"two rows share a slot: {slots}")
+        for stream, _ in step.draws:
+            if self._slots[stream.slot].stream_id != stream.stream_id:
+                raise RuntimeError(f"slot {stream.slot} of stream {stream.stream_id} was handed to another")
 
 
 class Engine:
@@ -94,3 +143,9 @@ class Engine:
                 return
             self.step()
         raise RuntimeError(f"work is left after {most} steps")
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or is in flight, and every slot is free."""
+        stats = self.core.stats()
+        return not self.core.has_work and (stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (0, 0, 0)

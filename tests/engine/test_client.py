@@ -135,13 +135,13 @@ async def test_ending_a_request_is_no_error_while_a_death_is_not_yet_noticed(
             def refuse(message: object) -> None:
                 raise EngineDeadError("gone")
 
-            monkeypatch.setattr(client._supervisor, "send", refuse)
+            monkeypatch.setattr(client._workers[0].supervisor, "send", refuse)
         assert await text_of(stopped) == [""]
         assert stopped.choices[0].finish_reason == "stop"
     assert left.choices[0].take() is not None
     assert left.choices[0].finish_reason == "abort"
     monkeypatch.undo()
-    client._supervisor.send(AbortRequest((stopped.choices[0].stream_id, left.choices[0].stream_id)))
+    client._workers[0].supervisor.send(AbortRequest((stopped.choices[0].stream_id, left.choices[0].stream_id)))
     await wait_for(lambda: client.status.stats.num_running == 0, 3)
 
 
@@ -149,7 +149,7 @@ async def test_a_killed_engine_gives_errors_at_once_and_comes_back(client: Engin
     ids = client.tokenizer.encode(PROMPT)
     generations = [client.generate([ids], ENDLESS) for _ in range(8)]
     await generations[0].wait()
-    process = client._supervisor._process
+    process = client._workers[0].supervisor._process
     assert process is not None
     killed = time.monotonic()
     os.kill(process.pid, signal.SIGKILL)
@@ -169,7 +169,7 @@ async def test_a_killed_engine_gives_errors_at_once_and_comes_back(client: Engin
 async def test_a_stuck_engine_is_noticed_and_replaced() -> None:
     client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1, stall_timeout_s=2))
     await client.wait_ready()
-    process = client._supervisor._process
+    process = client._workers[0].supervisor._process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
     await wait_for(lambda: client.status.state == "restarting", 6)
@@ -189,7 +189,7 @@ async def test_a_model_that_cannot_be_loaded_is_said_and_not_tried_again(tmp_pat
 async def test_the_engine_leaves_when_its_front_is_gone() -> None:
     client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1))
     await client.wait_ready()
-    process = client._supervisor._process
+    process = client._workers[0].supervisor._process
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()
@@ -201,7 +201,7 @@ async def test_the_engine_leaves_when_its_front_is_gone() -> None:
 async def test_closing_leaves_no_process_and_no_socket_behind() -> None:
     client = await EngineClient.start(EngineConfig(device="cpu", num_threads=1))
     await client.wait_ready()
-    process, folder = client._supervisor._process, client._supervisor._folder
+    process, folder = client._workers[0].supervisor._process, client._workers[0].supervisor._folder
     assert process is not None
     await client.close()
     assert process.returncode == 0

@@ -61,6 +61,24 @@ def test_logprobs_come_with_each_token(llm: LLM) -> None:
         assert logprobs.top_logprobs[0] == logprobs.logprob
 
 
+def test_running_ahead_gives_the_same_answers(llm: LLM) -> None:
+    """More requests than slots, stops of both kinds, and one that is left in the middle."""
+    ahead = LLM(device="cpu", num_threads=1, max_num_seqs=4, run_ahead=1)
+    prompts = [PROMPT.replace("Ethiopia", country) for country in ("France", "Kenya", "Japan", "Peru", "Italy", "Spain")]
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=4 + 4 * i, logprobs=2) for i in range(len(prompts))]
+    stream = ahead.stream(PROMPT, SamplingParams(ignore_eos=True))
+    next(stream)
+    stream.close()
+    expected, found = (
+        [choice for output in each.generate(prompts, params, stop=["\n\n"], n=2, progress=False) for choice in output.choices]
+        for each in (llm, ahead)
+    )
+    assert [choice.token_ids for choice in found] == [choice.token_ids for choice in expected]
+    assert [choice.text for choice in found] == [choice.text for choice in expected]
+    assert ahead._core.stats().discarded_tokens > 0
+    assert ahead._core.stats().num_running == 0
+
+
 def test_the_next_user_of_a_slot_starts_from_nothing() -> None:
     fresh = LLM(device="cpu", num_threads=1, max_num_seqs=1).generate(PROMPT, SCORED, progress=False)
     used = LLM(device="cpu", num_threads=1, max_num_seqs=1)

@@ -1,14 +1,21 @@
-"""Queues, slots and the token budget, on a runner without a model."""
+"""Queues, slots, the token budget and running ahead, on a runner without a model, at both depths."""
 
 import random
 
 import msgspec
 import pytest
 import torch
-from scripted import GREEDY, VOCAB, Engine, peak
+from scripted import GREEDY, VOCAB, Engine, SlotState, peak
 
 from albatross.engine.messages import AbortRequest
 from albatross.sampling_params import SamplingParams
+
+
+@pytest.fixture(autouse=True, params=["0", "1"])
+def run_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How far the engine runs ahead, where a test does not say."""
+    monkeypatch.setenv("ALBATROSS_RUN_AHEAD", request.param)
+    return int(request.param)
 
 
 def limited(max_tokens: int, **fields: object) -> SamplingParams:
@@ -84,7 +91,7 @@ def test_choices_of_one_prompt_read_it_once_and_fork() -> None:
     engine = Engine(num_slots=4)
     engine.add(1, 2, 3, prompt=[7, 8], params=limited(4))
     engine.drain()
-    assert [row.is_prompt for step in engine.runner.steps for row in step.rows].count(True) == 1
+    assert sum(len(step.chunks) for step in engine.runner.steps) == 1
     assert engine.tokens == {1: [7, 8, 7, 8], 2: [7, 8, 7, 8], 3: [7, 8, 7, 8]}
 
 
@@ -116,7 +123,7 @@ def test_the_engine_limit_bounds_an_answer_without_max_tokens() -> None:
 
 @pytest.mark.parametrize(("params", "stop_id"), [(GREEDY, 0), (SamplingParams(temperature=0, stop_token_ids=(9,)), 9)])
 def test_end_of_text_and_stop_ids_end_a_stream(params: SamplingParams, stop_id: int) -> None:
-    engine = Engine(lambda request, stream: peak(stop_id if stream.num_generated == 3 else 5))
+    engine = Engine(lambda state: peak(stop_id if len(state.drawn) == 3 else 5))
     engine.add(1, params=params)
     engine.drain()
     assert engine.tokens[1] == [5, 5, 5, stop_id]
@@ -124,14 +131,14 @@ def test_end_of_text_and_stop_ids_end_a_stream(params: SamplingParams, stop_id: 
 
 
 def test_a_stop_on_the_last_allowed_token_is_a_stop() -> None:
-    engine = Engine(lambda request, stream: peak(0 if stream.num_generated == 2 else 5))
+    engine = Engine(lambda state: peak(0 if len(state.drawn) == 2 else 5))
     engine.add(1, params=limited(3))
     engine.drain()
     assert engine.finished[1].reason == "stop"
 
 
 def test_ignore_eos_goes_on_after_end_of_text() -> None:
-    engine = Engine(lambda request, stream: peak(0))
+    engine = Engine(lambda state: peak(0))
     engine.add(1, params=limited(5, ignore_eos=True))
     engine.drain()
     assert engine.tokens[1] == [0] * 5
@@ -139,7 +146,7 @@ def test_ignore_eos_goes_on_after_end_of_text() -> None:
 
 
 def test_min_tokens_holds_off_the_stop() -> None:
-    def ends_early(request: object, stream: object) -> torch.Tensor:
+    def ends_early(state: SlotState) -> torch.Tensor:
         logits = peak(0)
         logits[5] = 9.0
         return logits
@@ -157,9 +164,11 @@ def test_abort_frees_the_slots_in_every_phase(steps: int) -> None:
     engine.add(2, 3, prompt=[4] * 60, params=limited(50))
     engine.step(steps)
     engine.core.abort(AbortRequest((1, 2, 3, 77)))
-    assert not engine.core.has_work
     stats = engine.core.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (0, 0, 0)
+    before = {stream_id: list(tokens) for stream_id, tokens in engine.tokens.items()}
+    engine.drain()
+    assert engine.tokens == before
     engine.add(4, 5, params=limited(1))
     engine.drain()
     assert set(engine.finished) >= {4, 5}
@@ -201,15 +210,14 @@ def test_random_arrivals_and_aborts_never_lose_a_slot() -> None:
             engine.step()
         alive -= set(engine.finished)
     engine.drain(20_000)
-    stats = engine.core.stats()
-    assert (stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (0, 0, 0)
+    assert engine.is_idle
     engine.add(*range(10_000, 10_006), params=limited(1))
     engine.step()
     assert all(stream_id in engine.finished for stream_id in range(10_000, 10_006))
 
 
 def test_the_next_user_of_a_slot_starts_with_its_own_parameters() -> None:
-    engine = Engine(lambda request, stream: torch.zeros(VOCAB), num_slots=1)
+    engine = Engine(lambda state: torch.zeros(VOCAB), num_slots=1)
     engine.add(1, params=limited(5, frequency_penalty=2.0))
     engine.drain()
     engine.add(2, params=limited(3, frequency_penalty=2.0))
@@ -218,7 +226,7 @@ def test_the_next_user_of_a_slot_starts_with_its_own_parameters() -> None:
 
 
 def test_counts_are_forgotten_with_the_request() -> None:
-    engine = Engine(lambda request, stream: torch.zeros(VOCAB), num_slots=1)
+    engine = Engine(lambda state: torch.zeros(VOCAB), num_slots=1)
     for stream_id in (1, 2):
         engine.add(stream_id, params=limited(4, frequency_penalty=2.0, ignore_eos=True))
         engine.drain()
@@ -226,9 +234,9 @@ def test_counts_are_forgotten_with_the_request() -> None:
 
 
 def test_a_row_that_is_not_finite_ends_alone() -> None:
-    def script(request: object, stream: object) -> torch.Tensor:
+    def script(state: SlotState) -> torch.Tensor:
         logits = peak(8)
-        if stream.stream_id == 3 and stream.num_generated == 5:  # type: ignore[attr-defined]
+        if state.stream_id == 3 and len(state.drawn) >= 5:
             logits[2] = torch.nan
         return logits
 
@@ -243,3 +251,18 @@ def test_a_row_that_is_not_finite_ends_alone() -> None:
     engine.add(20, params=limited(2))
     engine.drain()
     assert engine.tokens[20] == [8, 8]
+
+
+def test_a_step_of_prompts_that_are_not_read_to_their_end_draws_nothing() -> None:
+    engine = Engine(budget=16)
+    engine.add(1, prompt=[4] * 100, params=limited(1))
+    engine.step(3)
+    assert all(not output.stream_ids and not output.finished for output in engine.outputs)
+    assert engine.core.stats().prompt_tokens == 48
+
+
+def test_an_engine_without_work_gives_an_empty_output() -> None:
+    engine = Engine()
+    engine.step()
+    assert engine.outputs[0].stream_ids == b""
+    assert engine.runner.steps == []

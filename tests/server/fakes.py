@@ -12,9 +12,11 @@ from albatross.engine.client import (
     EngineStatus,
     Generation,
     TokenLogprobs,
+    WorkerStatus,
     check_prompt,
 )
 from albatross.engine.messages import Finish
+from albatross.engine.status import combine
 from albatross.errors import EngineDeadError, QueueFullError
 from albatross.sampling_params import SamplingParams
 from albatross.tokenizer.world import WorldTokenizer
@@ -37,6 +39,7 @@ class FakeEngine:
         self.step_s = 0.0
         self.state = "ready"
         self.reason: str | None = None
+        self.other_workers: list[WorkerStatus] = []  # beside the one that does all the work
         self.fails_at: int | None = None  # the step at which every choice ends with an error
         self.is_full = False
         self.held = asyncio.Event()  # cleared: no step is made
@@ -51,7 +54,8 @@ class FakeEngine:
     @property
     def status(self) -> EngineStatus:
         stats = EngineStats(num_running=len(self.running), prompt_tokens=sum(map(len, self.prompts)))
-        return EngineStatus(self.state, self.reason, INFO, stats, 0)  # type: ignore[arg-type]
+        worker = WorkerStatus(self.state, self.reason, INFO, stats, 0)  # type: ignore[arg-type]
+        return combine([worker, *self.other_workers])
 
     async def wait_ready(self) -> EngineReady:
         return INFO
@@ -104,7 +108,7 @@ class FakeEngine:
         """What the client does when its engine process is gone."""
         self.state, self.reason = "restarting", "the engine process ended with signal 9"
         for stream_id in list(self.running):
-            self._end(Finish(stream_id, "error", error="The engine was lost while it worked on this request."))
+            self._end(Finish(stream_id, "error", error="The engine was lost while it worked on this request."), is_lost=True)
 
     async def _draw(self, scripts: dict[int, list[int]], params: SamplingParams) -> None:
         limit = (
@@ -137,8 +141,8 @@ class FakeEngine:
             self._end(Finish(stream_id, "length"))
         choice.wake()
 
-    def _end(self, finish: Finish) -> None:
+    def _end(self, finish: Finish, is_lost: bool = False) -> None:
         choice = self.running.pop(finish.stream_id, None)
         if choice is not None:
-            choice.end(finish)
+            choice.end(finish, is_lost=is_lost)
             choice.wake()

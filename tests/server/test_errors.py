@@ -9,6 +9,7 @@ from fakes import FakeEngine
 from fastapi.exceptions import RequestValidationError
 
 from albatross.config import ServerConfig
+from albatross.engine.client import EngineStats, WorkerStatus
 from albatross_server.app import App
 from albatross_server.errors import ErrorBody, to_api_error
 
@@ -147,6 +148,17 @@ async def test_an_engine_that_is_not_ready_is_a_503_and_the_server_still_says_it
     assert (await client.get("/livez")).status_code == 200
 
 
+async def test_a_worker_that_is_not_ready_is_named_while_another_serves(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.other_workers = [WorkerStatus("restarting", "the reason", None, EngineStats(), 3)]
+    ready = await client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+    assert [(worker["worker"], worker["reason"]) for worker in ready.json()["not_ready"]] == [(1, "the reason")]
+    health = (await client.get("/health")).json()
+    assert health["engine"] == {"state": "ready", "reason": "worker 1 is restarting: the reason", "restarts": 3}
+    assert [(worker["state"], worker["device"]) for worker in health["workers"]] == [("ready", "cpu"), ("restarting", None)]
+    assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+
+
 async def test_a_choice_that_fails_is_a_500_with_its_reason(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.fails_at = 2
     response = await client.post("/v1/completions", json={"prompt": "a"})
@@ -165,6 +177,7 @@ async def test_an_engine_that_dies_is_a_503(client: httpx.AsyncClient, engine: F
     while not engine.running:
         await asyncio.sleep(0.005)
     engine.die()
+    engine.other_workers = [WorkerStatus("ready", None, None, EngineStats(), 0)]  # the same request would be taken again
     response = await asking
     assert response.status_code == 503
     assert response.headers["retry-after"]

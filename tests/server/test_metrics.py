@@ -2,8 +2,11 @@
 
 import httpx
 import pytest
-from fakes import FakeEngine
+from fakes import INFO, FakeEngine
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
+
+from albatross.engine.client import EngineStats, WorkerStatus
 
 pytestmark = pytest.mark.asyncio
 
@@ -44,8 +47,25 @@ async def test_tokens_and_times_are_observed_once_a_request(client: httpx.AsyncC
 async def test_the_engines_figures_are_those_of_the_moment(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await client.post("/v1/completions", json={"prompt": [66, 67]})
     found = await samples(client)
-    assert found["rwkv:engine_up"] == 1
-    assert found["rwkv:prompt_tokens_total"] == 2
-    assert found["rwkv:kv_cache_usage_perc"] == 0
+    assert found["rwkv:engine_up 0"] == 1
+    assert found["rwkv:prompt_tokens_total 0"] == 2
+    assert found["rwkv:kv_cache_usage_perc 0"] == 0
     engine.state = "restarting"
-    assert (await samples(client))["rwkv:engine_up"] == 0
+    assert (await samples(client))["rwkv:engine_up 0"] == 0
+
+
+async def test_each_worker_has_samples_of_its_own(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    busy = EngineStats(num_running=16, num_waiting=3, generated_tokens=70, discarded_tokens=5)
+    engine.other_workers = [
+        WorkerStatus("ready", None, replace(INFO, device="cuda:1"), busy, 0),
+        WorkerStatus("restarting", "it died before it was ever ready", None, EngineStats(), 2),
+    ]
+    found = await samples(client)
+    assert [found[f"rwkv:engine_up {worker}"] for worker in range(3)] == [1, 1, 0]
+    assert [found[f"rwkv:num_requests_running {worker}"] for worker in range(3)] == [0, 16, 0]
+    assert [found[f"rwkv:engine_restarts_total {worker}"] for worker in range(3)] == [0, 0, 2]
+    assert [found[f"rwkv:discarded_tokens_total {worker}"] for worker in range(3)] == [0, 5, 0]
+    assert found["rwkv:kv_cache_usage_perc 1"] == 0.25
+    assert "rwkv:kv_cache_usage_perc 2" not in found
+    (info,) = [name.split() for name in found if "cuda:1" in name]
+    assert {"rwkv:engine_info", "1", "gosling"} <= set(info)

@@ -16,7 +16,7 @@ from albatross import __version__
 from albatross.cli import chat as chat_module
 from albatross.cli import generate as generate_module
 from albatross.cli.main import app, main
-from albatross.cli.options import SAMPLING_HELP, SamplingFlags, flag
+from albatross.cli.options import SAMPLING_HELP, SamplingFlags, flag, option_name
 from albatross.cli.serve import curl_line
 from albatross.config import EngineConfig, ServerConfig
 from albatross.errors import CheckpointError, InvalidRequestError
@@ -85,8 +85,9 @@ def test_help_and_version_need_no_torch(arguments: list[str]) -> None:
 
 def test_serve_has_a_flag_for_every_setting() -> None:
     text = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["serve", "--help"]).output
-    fields = {*EngineConfig.model_fields, *ServerConfig.model_fields} - {"model"}  # the model is an argument
-    assert [name for name in fields if flag(name) not in text] == []
+    fields = {**EngineConfig.model_fields, **ServerConfig.model_fields}
+    del fields["model"]  # which is an argument
+    assert [name for name, field in fields.items() if flag(option_name(name, field.default)) not in text] == []
 
 
 def test_flag_names_stay_whole_in_a_narrow_terminal() -> None:
@@ -119,6 +120,14 @@ def test_a_given_flag_wins_over_the_environment(run_main: RunMain, served: Serve
     monkeypatch.setenv("ALBATROSS_PORT", "9001")
     run_main("serve", "--port", "9002")
     assert served[0][1].port == 9002
+
+
+def test_what_is_on_by_default_has_a_flag_to_switch_it_off(
+    run_main: RunMain, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBATROSS_AUTOTUNE", "1")
+    assert run_main("serve", "--no-autotune") == 0
+    assert (served[0][0].cuda_graphs, served[0][0].autotune) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from albatross.cli.doctor import collect_report, render_report
+from albatross.models.tuning import load_tuning
 from albatross.ops import _loader
 from albatross.ops._driver import Card
 from albatross.ops._loader import Build, Candidate, Context
@@ -20,6 +21,11 @@ CANDIDATE = Candidate("package", Path("librwkv7_state_fwd_fp16.so"), BUILD, sha2
 NO_CANDIDATE = Candidate("package", problem="This installation has no native library, because no nvcc was found.")
 H200, OLD_CARD = Card(0, "NVIDIA H200", (9, 0)), Card(1, "GTX 1080", (6, 1))
 MACHINE = Context("2.11.0+cu130", "13.0", (13, 0), (H200,), "linux_x86_64")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, machine: Context, candidate: Candidate = CANDIDATE) -> None:
@@ -60,6 +66,13 @@ def test_each_card_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert [card["rejection"] is None for card in report["cards"]] == [True, False]
     assert "GTX 1080, sm_61" in report["suggestions"][0]
     assert "1: GTX 1080, sm_61 (cannot be used)" in shown()
+    assert report["workers"] == ["cuda:0"]
+
+
+def test_a_machine_with_two_fitting_cards_can_have_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, replace(MACHINE, cards=(H200, replace(H200, index=1))))
+    assert collect_report()["workers"] == ["cuda:0", "cuda:1"]
+    assert "up to 2: cuda:0, cuda:1" in shown()
 
 
 def test_a_card_without_a_library_is_refused_and_the_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +97,32 @@ def test_a_machine_without_a_gpu_runs_on_the_cpu_and_has_nothing_to_mend(monkeyp
     assert report["backend"] == {"auto": "reference", "reason": "No CUDA card is visible, so models run on the CPU."}
     assert report["suggestions"] == []
     assert "no GPU" in shown()
+
+
+def test_the_kernels_of_a_card_follow_its_architecture_until_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, MACHINE)
+    (choices,) = collect_report()["kernel_choices"]
+    assert (choices["card"], choices["defaults"], choices["num_measured"]) == (0, "sm_90", 0)
+    assert choices["rules"] == [rule._asdict() for rule in load_tuning(H200.name, H200.capability, "good").defaults.rules]
+    assert f"measured: 0 in {choices['cache']}" in shown()
+
+
+def test_measured_kernels_are_shown_by_matrix_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = load_tuning(H200.name, H200.capability, "good")
+    times = {"rows": 1.0, "cublas": 2.0}
+    for rows in (1, 8, 128, 960):
+        tuning.measure(4096, 1024, rows, tuple(times), lambda name, rows=rows: times[name] if rows < 100 else 3 - times[name])
+    tuning.save()
+    set_machine(monkeypatch, MACHINE)
+    assert collect_report()["kernel_choices"][0]["measured"] == {
+        "4096x1024": {"1": "rows", "8": "rows", "128": "cublas", "960": "cublas"}
+    }
+    assert "4096x1024 measured  rows to 8, cublas to 960" in shown()
+
+
+def test_a_card_that_cannot_be_used_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, replace(MACHINE, cards=(H200, OLD_CARD)))
+    assert [choices["card"] for choices in collect_report()["kernel_choices"]] == [0]
 
 
 def test_a_path_in_brackets_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

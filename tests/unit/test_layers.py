@@ -15,10 +15,10 @@ IMPORT_LIMIT_S = 0.15
 BASE = ("albatross.constants", "albatross.errors")
 SETTINGS = ("albatross.config", "albatross.sampling_params", "albatross.tokenizer")
 OPS, REFERENCE, MODELS = ("albatross.ops",), ("albatross.reference",), ("albatross.models",)
-CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler"))
-COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "sampler", "penalties", "rng", "core"))
+CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler", "router", "status"))
+COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "staging", "sampler", "core"))
 FRONT = (
-    *(f"albatross.engine.{name}" for name in ("process", "supervisor", "client", "output_processor")),
+    *(f"albatross.engine.{name}" for name in ("process", "supervisor", "worker", "client", "output_processor")),
     "albatross.llm",
     "albatross.runner",
 )

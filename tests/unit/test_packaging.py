@@ -83,6 +83,7 @@ def test_a_build_without_a_compiler_gives_a_pure_wheel_for_every_python(sources:
         scripts = archive.read(f"albatross_rwkv-{albatross.__version__}.dist-info/entry_points.txt").decode()
     expected = {"albatross/__init__.py", "albatross/ops/_loader.py", "albatross/py.typed", "albatross/demo/gosling.pth"}
     assert expected | {"albatross_server/app.py", "albatross_server/routes/__init__.py"} <= names
+    assert "albatross/models/tuning_defaults.json" in names
     assert not [name for name in names if name.endswith(".so") or "removed_long_ago" in name]
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"albatross", "albatross_server"}
     assert "Requires-Python: >=3.10" in metadata

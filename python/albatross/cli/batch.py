@@ -1,7 +1,7 @@
 """`albatross batch`: answers a file of requests with many in flight, and goes on where an earlier run stopped.
 
 Reads bodies and builds answers by the server's own functions, so a line gets what the HTTP API would answer. The engine
-runs in a process of its own; a request lost with a dying engine is asked again.
+runs in processes of its own; a request lost with a dying one is asked again.
 """
 
 import asyncio
@@ -86,12 +86,12 @@ class _Batch:
             self._context = Context(
                 self._client.tokenizer, self._profile, self._config.model_name, self._config.max_num_choices
             )
-            await _gather([self._work(requests) for _ in range(2 * self._config.max_num_seqs)])
+            await _gather([self._work(requests) for _ in range(2 * self._config.max_num_seqs * self._config.workers)])
         finally:
             await self._client.close()
 
     async def _work(self, requests: Iterator[BatchRequest]) -> None:
-        """One of the workers that share the iterator; twice as many as slots keep every slot busy."""
+        """One of the tasks that share the iterator; twice as many as slots keep every slot busy."""
         for request in requests:
             if request.problem is not None:
                 write_problem(self._output, request)
@@ -129,7 +129,7 @@ class _Batch:
         self._num_running += 1
         try:
             with generation:
-                choices = await collect(Run(plan, generation, client))
+                choices = await collect(Run(plan, generation))
         finally:
             self._num_running -= 1
         meta = make_meta(plan.kind, self._context.model_name, self._fingerprint, plan.request_id)

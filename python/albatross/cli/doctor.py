@@ -1,10 +1,13 @@
 """`albatross doctor`: what this machine has, which native library would be used and why, and what to mend.
 
 `collect_report` gathers plain data (`--json` prints it as it is), `render_report` shows it. Works without a GPU, without a
-driver, and where torch is missing or broken, since that is when somebody asks. Knows nothing of models.
+driver, and where torch is missing or broken, since that is when somebody asks. Knows nothing of models but which kernels
+were chosen for them.
 """
 
 import importlib.metadata
+import itertools
+import operator
 import os
 import platform
 import re
@@ -18,7 +21,7 @@ from rich.text import Text
 from albatross import __version__
 
 if TYPE_CHECKING:
-    from albatross.ops import _loader
+    from albatross.ops import _driver, _loader
 
 DISTRIBUTION = "albatross-rwkv"
 Report = dict[str, Any]
@@ -56,6 +59,7 @@ def _native_report() -> Report:
             {"index": card.index, "name": card.name, "sm": card.sm, "rejection": _rejection(decisions[card.index])}
             for card in everything.cards
         ],
+        "workers": _worker_devices(everything, decisions),
         "native_library": _library_report(candidates, decision),
         "candidates": [
             {
@@ -64,6 +68,11 @@ def _native_report() -> Report:
                 "rejection": verdict.rejection,
             }
             for verdict in decision.verdicts
+        ],
+        "kernel_choices": [
+            {"card": card.index, **_kernel_choices(card, library)}
+            for card in everything.cards
+            if (library := decisions[card.index].chosen) is not None
         ],
         "backend": backend,
         "suggestions": _suggestions(everything, decisions, backend),
@@ -75,8 +84,10 @@ def _report_without_torch(problem: str) -> Report:
         "torch": {"version": None, "cuda": None, "problem": problem},
         "driver": None,
         "cards": [],
+        "workers": [],
         "native_library": {"name": None, "problem": "Not looked at, because torch is needed to use it."},
         "candidates": [],
+        "kernel_choices": [],
         "backend": {"auto": None, "reason": problem},
         "suggestions": [problem],
     }
@@ -102,6 +113,19 @@ def _library_report(candidates: "tuple[_loader.Candidate, ...]", decision: "_loa
         "driver_min": build.driver_min,
         "problem": _rejection(decision),
     }
+
+
+def _kernel_choices(card: "_driver.Card", library: "_loader.Candidate") -> Report:
+    """Which kernel computes which matrix product on this card, and who says so."""
+    from albatross.models.tuning import load_tuning
+
+    return load_tuning(card.name, card.capability, library.sha256 or "").describe()
+
+
+def _worker_devices(context: "_loader.Context", decisions: "dict[int, _loader.Decision]") -> list[str]:
+    """Where workers 0, 1, ... would run: the cards in order, up to the first that cannot be used. Empty on the CPU."""
+    usable = itertools.takewhile(lambda card: decisions[card.index].chosen, context.cards)
+    return [f"cuda:{card.index}" for card in usable]
 
 
 def _automatic_backend(context: "_loader.Context", decision: "_loader.Decision") -> Report:
@@ -172,6 +196,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("torch", torch["problem"] or f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'without CUDA'}"),
         ("driver", _driver_text(report["driver"])),
         ("cards", "\n".join(cards) or ("no GPU" if report["driver"] else "not asked")),
+        *([("workers", f"up to {len(report['workers'])}: {', '.join(report['workers'])}")] if report["workers"] else []),
         ("native library", library["name"] or library["problem"]),
     ]
     if library.get("path"):
@@ -184,10 +209,31 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ]
     for candidate in report["candidates"]:
         lines.append((f"  {candidate['origin']}", candidate["rejection"] or "chosen"))
+    for choices in report["kernel_choices"]:
+        lines += _choice_lines(choices)
     lines.append(("backend", f"auto is {report['backend']['auto'] or 'refused'}: {report['backend']['reason']}"))
     lines.append(("packages", ", ".join(packages) or "not installed as a package: runs from a work tree"))
     lines += [("to do", text) for text in report["suggestions"]]
     return lines
+
+
+def _choice_lines(choices: Report) -> list[tuple[str, str]]:
+    """What was measured and what is shipped, by the N x K of a matrix and up to how many rows of input."""
+    rules = [(rule["choice"], "beyond" if rule["max_rows"] is None else f"to {rule['max_rows']}") for rule in choices["rules"]]
+    cache = choices["cache"] or "no file, since this user has no home folder"
+    lines = [
+        (f"kernels of card {choices['card']}", f"measured: {choices['num_measured']} in {cache}"),
+        (f"  by {choices['defaults']}'s rule", ", ".join(map(" ".join, rules))),
+    ]
+    for source in ("shipped", "measured"):
+        lines += [(f"  {shape} {source}", _spans(by_rows)) for shape, by_rows in choices[source].items()]
+    return lines
+
+
+def _spans(by_rows: dict[str, str]) -> str:
+    """Choices by ascending numbers of rows as "rows to 64, cublas to 960"."""
+    groups = itertools.groupby(by_rows.items(), key=operator.itemgetter(1))
+    return ", ".join(f"{choice} to {list(group)[-1][0]}" for choice, group in groups)
 
 
 def _driver_text(driver: Report | None) -> str:

@@ -104,7 +104,7 @@ def _expand(annotation: Any, positional: tuple[str, ...]) -> Expansion | None:
         return SamplingFlags, [_sampling_flag(field) for field in sampling_fields()]
     if annotation in PANELS:
         flags = [_settings_flag(annotation, name, field, name in positional) for name, field in annotation.model_fields.items()]
-        return lambda given: annotation(**given), flags
+        return lambda given: annotation(**dict(_as_setting(annotation, *item) for item in given.items())), flags
     return None
 
 
@@ -112,7 +112,19 @@ def _settings_flag(schema: type, name: str, field: Any, is_argument: bool) -> in
     if is_argument:
         argument = typer.Argument(help=_help(field.description, field.default), show_default=False)
         return _parameter(name, field.annotation, argument)
-    return _option(name, field.annotation, field.default, field.description, PANELS[schema], **bounds(field))
+    named = option_name(name, field.default)
+    description = field.description if named == name else f"Switch this off: {field.description}"
+    return _option(named, field.annotation, field.default, description, PANELS[schema], **bounds(field))
+
+
+def option_name(name: str, default: Any) -> str:
+    """The parameter that stands for a setting: what is on by default has a flag that switches it off."""
+    return "no_" + name if default is True else name
+
+
+def _as_setting(schema: type, name: str, value: Any) -> tuple[str, Any]:
+    """The setting that a given parameter stands for, and its value."""
+    return (name, value) if name in schema.model_fields else (name.removeprefix("no_"), not value)  # type: ignore[attr-defined]
 
 
 def _sampling_flag(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
@@ -134,7 +146,7 @@ def flag(name: str) -> str:
 
 
 def _help(description: str, default: Any) -> str:
-    if default is None or default is False or default == "":
+    if isinstance(default, bool) or default is None or default == "":
         return escape(description)
     return f"{escape(description)} [dim]{escape(f'[default: {default}]')}[/dim]"
 

@@ -1,11 +1,10 @@
-"""The front's side of the engine: takes prompts as ids, gives back choices that fill as the engine steps.
+"""The front's side of the engine: takes prompts as ids, gives back choices that fill as the engines step.
 
-Admission is decided here, at once: a request beyond slots and queue is refused before it is sent. One message a step
-carries all tokens; they are appended to each choice's list and its generation is woken once. Used by the server.
+Admission is decided here, at once: a request beyond slots and queues is refused before it is sent. What is taken goes to
+the least busy worker. Used by the server and by batch processing.
 """
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -13,21 +12,13 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from albatross.config import EngineConfig
-from albatross.engine.messages import (
-    AbortRequest,
-    AddRequest,
-    EngineReady,
-    EngineStats,
-    Finish,
-    FromEngine,
-    StepOutput,
-    TokenLogprobs,
-    pack_ids,
-    unpack_ids,
-)
+from albatross.engine.messages import EngineReady, EngineStats, TokenLogprobs
 from albatross.engine.output_processor import Choice, Delta
-from albatross.engine.supervisor import ENGINE_COMMAND, EngineStatus, Supervisor
-from albatross.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from albatross.engine.router import Router
+from albatross.engine.status import EngineStatus, WorkerStatus, combine
+from albatross.engine.supervisor import ENGINE_COMMAND
+from albatross.engine.worker import Worker
+from albatross.errors import AlbatrossError, EngineDeadError, InvalidRequestError, QueueFullError
 from albatross.sampling_params import SamplingParams
 from albatross.tokenizer.world import WorldTokenizer
 
@@ -41,6 +32,7 @@ __all__ = [
     "EngineStatus",
     "Generation",
     "TokenLogprobs",
+    "WorkerStatus",
     "check_prompt",
 ]
 
@@ -86,42 +78,49 @@ class Generation:
 
 
 class EngineClient:
-    """One engine process and the requests in it. All methods run on one event loop."""
+    """All workers, each an engine process with its requests. All methods run on one event loop."""
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self.config = config
-        self._supervisor = Supervisor(config, self._on_message, self._on_death, command)
+        self._workers = [Worker(i, config, command, self._on_ready, self._on_end) for i in range(config.workers)]
+        self._router = Router(config.workers)
         self._stream_ids = itertools.count(1)
-        self._streams: dict[int, Choice] = {}
-        self._unread_tokens: dict[int, int] = {}  # first stream of a prompt -> its length, until its first token comes
         self._ends: deque[float] = deque(maxlen=_REMEMBERED_ENDS)
         self._tokenizer: WorldTokenizer | None = None
 
     @classmethod
     async def start(cls, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> "EngineClient":
-        """Starts the engine process and returns at once; see `wait_ready`. `command` replaces the engine in benchmarks."""
+        """Starts the engine processes and returns at once; see `wait_ready`. `command` replaces the engine in benchmarks."""
         client = cls(config, command)
-        client._supervisor.start()
+        for worker in client._workers:
+            worker.supervisor.start()
         return client
 
     async def wait_ready(self) -> EngineReady:
-        """Raises what kept the engine from starting: CheckpointError, NativeLibraryError, ConfigError, ..."""
-        return await self._supervisor.wait_ready()
+        """Returns once all workers are ready, with the first one's description.
+
+        Raises what kept an engine from starting (CheckpointError, NativeLibraryError, ConfigError, ...) after having
+        stopped the others.
+        """
+        try:
+            return (await asyncio.gather(*(worker.supervisor.wait_ready() for worker in self._workers)))[0]
+        except AlbatrossError:
+            await asyncio.gather(*(worker.close() for worker in self._workers if worker.status.state != "failed"))
+            raise
 
     @property
     def status(self) -> EngineStatus:
-        return self._supervisor.status
+        return combine([worker.status for worker in self._workers])
 
     @property
     def tokenizer(self) -> WorldTokenizer:
         """Raises EngineDeadError before the first engine is ready."""
         if self._tokenizer is None:
-            raise EngineDeadError(f"The engine is not ready: {self.status.reason}.")
+            raise self._not_ready()
         return self._tokenizer
 
     async def close(self) -> None:
-        self._on_death("the server is shutting down")
-        await self._supervisor.close()
+        await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def generate(
         self,
@@ -135,6 +134,7 @@ class EngineClient:
     ) -> Generation:
         """Starts n choices of each prompt; choice i of prompt p has index p * n + i.
 
+        A prompt goes with all its choices to one worker, several prompts may be spread over them.
         Raises InvalidRequestError, QueueFullError, or EngineDeadError, and has then started nothing.
         """
         tokenizer = self.tokenizer
@@ -142,42 +142,47 @@ class EngineClient:
         self._check_room(len(prompts) * n, sum(map(len, prompts)))
         generation = Generation(self, sum(map(len, prompts)))
         for number, prompt in enumerate(prompts):
-            stream_ids = tuple(itertools.islice(self._stream_ids, n))
-            for i, stream_id in enumerate(stream_ids):
-                choice = Choice(
-                    number * n + i, stream_id, tokenizer,
+            choices = [
+                Choice(
+                    number * n + i, next(self._stream_ids), tokenizer,
                     stop=stop, include_stop=include_stop, min_tokens=params.min_tokens,
                     wants_logprobs=params.logprobs is not None, wake=generation.wake, abort=self._abort_one,
-                )  # fmt: skip
-                generation.choices.append(choice)
-                self._streams[stream_id] = choice
-            self._unread_tokens[stream_ids[0]] = len(prompt)
+                )
+                for i in range(n)
+            ]  # fmt: skip
+            generation.choices += choices
             try:
-                self._supervisor.send(AddRequest(stream_ids, pack_ids(prompt), params, priority))
+                self._place(choices, prompt, params, priority)
             except EngineDeadError:
                 generation.abort()
                 raise
         return generation
 
     def abort(self, stream_ids: Sequence[int]) -> None:
-        """Ends these streams here and in the engine; finished and unknown ones are passed over."""
-        running = tuple(stream_id for stream_id in stream_ids if stream_id in self._streams)
-        if not running:
-            return
-        for stream_id in running:
-            self._end_stream(Finish(stream_id, "abort"))
-        with contextlib.suppress(EngineDeadError):  # an engine that is gone, noticed or not, has nothing left to stop
-            self._supervisor.send(AbortRequest(running))
+        """Ends these streams here and in their engines; finished and unknown ones are passed over."""
+        for worker in self._workers:
+            worker.abort(stream_ids)
 
     def _abort_one(self, stream_id: int) -> None:
         self.abort((stream_id,))
+
+    def _place(self, choices: Sequence[Choice], prompt: Sequence[int], params: SamplingParams, priority: int) -> None:
+        """Gives a prompt to the least busy worker; to the next one if that one turns out to be gone."""
+        refusal: EngineDeadError | None = None
+        for number in self._router.order([worker.load for worker in self._workers]):
+            try:
+                self._workers[number].add(choices, prompt, params, priority)
+                return
+            except EngineDeadError as error:
+                refusal = error
+        raise refusal or self._not_ready()
 
     def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, tokenizer: WorldTokenizer) -> None:
         limits = self.config
         if n < 1:
             raise InvalidRequestError(f"n must be at least 1, but is {n}.", "n")
         if n > limits.max_num_seqs:
-            raise InvalidRequestError(f"n must be at most {limits.max_num_seqs}, this server's slots, but is {n}.", "n")
+            raise InvalidRequestError(f"n must be at most {limits.max_num_seqs}, the slots of one worker, but is {n}.", "n")
         if len(prompts) * n > limits.max_num_choices:
             raise InvalidRequestError(
                 f"A request may have at most {limits.max_num_choices} choices (prompts times n), but has {len(prompts) * n}.", "n"
@@ -189,17 +194,20 @@ class EngineClient:
             check_prompt(prompt, tokenizer, limits.max_prompt_tokens)
 
     def _check_room(self, num_streams: int, num_tokens: int) -> None:
+        """The places of all workers that are ready are one stock."""
         limits = self.config
-        room = limits.max_num_seqs + limits.max_queued_requests
-        if len(self._streams) + num_streams > room:
+        loads = [load for load in (worker.load for worker in self._workers) if load is not None]
+        if not loads:
+            raise self._not_ready()
+        room = len(loads) * (limits.max_num_seqs + limits.max_queued_requests)
+        if sum(loads) + num_streams > room:
             raise QueueFullError(
-                f"The server is full: {len(self._streams)} of {room} places are taken. Try again later.",
-                self._retry_after_s(num_streams),
+                f"The server is full: {sum(loads)} of {room} places are taken. Try again later.", self._retry_after_s(num_streams)
             )
-        waiting = sum(self._unread_tokens.values())
-        if waiting and waiting + num_tokens > limits.max_queued_tokens:
+        waiting, most = sum(worker.num_unread_tokens for worker in self._workers), len(loads) * limits.max_queued_tokens
+        if waiting and waiting + num_tokens > most:
             raise QueueFullError(
-                f"The server is full: {waiting} prompt tokens wait, of at most {limits.max_queued_tokens}. Try again later.",
+                f"The server is full: {waiting} prompt tokens wait, of at most {most}. Try again later.",
                 self._retry_after_s(num_streams),
             )
 
@@ -211,44 +219,16 @@ class EngineClient:
         seconds_each = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return min(max(num_streams * seconds_each, least), most)
 
-    def _on_message(self, message: FromEngine) -> None:
-        if isinstance(message, EngineReady):
-            self._tokenizer = WorldTokenizer(message.vocab_size)
-            self._tokenizer.encode("")  # builds the encoder before the first request would have to wait for it
-        elif isinstance(message, StepOutput):
-            self._on_step(message)
+    def _not_ready(self) -> EngineDeadError:
+        return EngineDeadError(f"The engine is not ready: {self.status.reason}.")
 
-    def _on_step(self, message: StepOutput) -> None:
-        streams, unread, logprobs = self._streams, self._unread_tokens, message.logprobs
-        touched: list[Choice] = []
-        for place, (stream_id, token_id) in enumerate(
-            zip(unpack_ids(message.stream_ids), unpack_ids(message.token_ids), strict=True)
-        ):
-            choice = streams.get(stream_id)
-            if choice is None:
-                continue
-            choice.push(token_id, logprobs.get(place) if logprobs else None)
-            touched.append(choice)
-            if unread:
-                unread.pop(stream_id, None)
-        for finish in message.finished:
-            self._end_stream(finish)
-        for choice in touched:
-            choice.wake()
+    def _on_ready(self, info: EngineReady) -> None:
+        self._tokenizer = WorldTokenizer(info.vocab_size)
+        self._tokenizer.encode("")  # builds the encoder before the first request would have to wait for it
 
-    def _end_stream(self, finish: Finish) -> None:
-        choice = self._streams.pop(finish.stream_id, None)
-        self._unread_tokens.pop(finish.stream_id, None)
-        if choice is not None:
-            self._ends.append(time.monotonic())
-            choice.end(finish)
-            choice.wake()
+    def _on_end(self) -> None:
+        self._ends.append(time.monotonic())
 
-    def _on_death(self, reason: str) -> None:
-        """Every request in a dead engine ends with an error at once."""
-        error = f"The engine was lost while it worked on this request ({reason}); it is being restarted, please try again."
-        for stream_id in list(self._streams):
-            self._end_stream(Finish(stream_id, "error", error=error))
 
 
 def check_prompt(prompt: Sequence[int], tokenizer: WorldTokenizer, max_prompt_tokens: int) -> None:

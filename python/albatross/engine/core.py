@@ -1,26 +1,19 @@
-"""The heart: schedule -> run -> settle, one step at a time. Knows no sockets, no text and no asyncio.
+"""The heart: schedule -> launch -> settle, one step at a time. Knows no sockets, no text and no asyncio.
 
-Called in a loop by `process` (a process of its own), by `LLM` and by tests (in the caller's process).
+Called in a loop by `process` (a process of its own), by `LLM` and by tests (in the caller's process). On CUDA a step is
+scheduled and launched before the one ahead of it is settled, so that the device never waits for the host.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from albatross.config import EngineConfig
-from albatross.engine.messages import (
-    AbortRequest,
-    AddRequest,
-    EngineReady,
-    EngineStats,
-    Finish,
-    StepOutput,
-    TokenLogprobs,
-    pack_ids,
-)
-from albatross.engine.model_runner import ModelRunner, Runner
+from albatross.engine.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepOutput, pack_ids
+from albatross.engine.model_runner import ModelRunner, Pending, Runner
 from albatross.engine.request import Request
 from albatross.engine.sampler import Samples
-from albatross.engine.scheduler import Drawn, Scheduler, Step
+from albatross.engine.scheduler import Scheduler, Settled, Step
 
 
 class EngineCore:
@@ -31,7 +24,11 @@ class EngineCore:
         started = time.monotonic()
         self.config = config
         self.runner: Runner = runner or ModelRunner(config)
-        self.scheduler = Scheduler(self.runner.num_slots, config.token_budget(self.runner.device.type))
+        device_type = self.runner.device.type
+        self.scheduler = Scheduler(self.runner.num_slots, config.token_budget(device_type))
+        self._run_ahead = config.steps_ahead(device_type)
+        self._in_flight: deque[tuple[Step, Pending, float]] = deque()
+        self._settled_at = 0.0
         self._step_ms = 0.0
         self._load_s = time.monotonic() - started
 
@@ -43,15 +40,25 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether `step` has something to do: streams that have not ended, or steps whose results have not been read."""
+        return bool(self._in_flight) or self.scheduler.has_work
 
     def step(self) -> StepOutput:
-        started = time.monotonic()
-        step = self.scheduler.schedule()
-        samples = self.runner.run(step)
-        finished = self.scheduler.settle(step, Drawn(samples.token_ids, samples.is_bad))
-        self._step_ms = (time.monotonic() - started) * 1e3
-        return self._output(step, samples, finished)
+        """Launches what can be launched ahead, waits for the oldest step in flight, and returns what it gave."""
+        while len(self._in_flight) <= self._run_ahead:
+            step = self.scheduler.schedule()
+            if step.is_empty:
+                break
+            self._in_flight.append((step, self.runner.launch(step), time.monotonic()))
+        if not self._in_flight:
+            return StepOutput(b"", b"", stats=self.stats())
+        step, pending, launched_at = self._in_flight.popleft()
+        samples = pending.wait()
+        settled = self.scheduler.settle(step, samples.token_ids, samples.is_bad)
+        now = time.monotonic()
+        self._step_ms = (now - max(launched_at, self._settled_at)) * 1e3
+        self._settled_at = now
+        return self._output(samples, settled)
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats(self._step_ms)
@@ -63,24 +70,11 @@ class EngineCore:
         """Ids that no request ever draws: those the vocabulary has no entry for."""
         self.runner.forbid(token_ids)
 
-    def _output(self, step: Step, samples: Samples, finished: list[Finish]) -> StepOutput:
-        stream_ids = [stream.stream_id for row in step.rows for stream in row.samples]
-        logprobs, token_ids = samples.logprobs, samples.token_ids
-        if any(samples.is_bad):
-            stream_ids, token_ids, logprobs = _without_bad(stream_ids, samples)
-        return StepOutput(pack_ids(stream_ids), pack_ids(token_ids), tuple(finished), logprobs, self.stats())
-
-
-def _without_bad(stream_ids: Iterable[int], samples: Samples) -> tuple[list[int], list[int], dict[int, TokenLogprobs]]:
-    """The columns without the rows whose logits were not finite, and logprobs at their places in what is left."""
-    ids: list[int] = []
-    tokens: list[int] = []
-    logprobs: dict[int, TokenLogprobs] = {}
-    for row, (stream_id, token_id, is_bad) in enumerate(zip(stream_ids, samples.token_ids, samples.is_bad, strict=True)):
-        if is_bad:
-            continue
-        if row in samples.logprobs:
-            logprobs[len(ids)] = samples.logprobs[row]
-        ids.append(stream_id)
-        tokens.append(token_id)
-    return ids, tokens, logprobs
+    def _output(self, samples: Samples, settled: Settled) -> StepOutput:
+        logprobs = {}
+        if samples.logprobs:
+            kept = enumerate(settled.places)
+            logprobs = {column: samples.logprobs[place] for column, place in kept if place in samples.logprobs}
+        return StepOutput(
+            pack_ids(settled.stream_ids), pack_ids(settled.token_ids), tuple(settled.finished), logprobs, self.stats()
+        )

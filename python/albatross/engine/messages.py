@@ -64,6 +64,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_steps: int = 0
     prompt_tokens: int = 0  # total since start
     generated_tokens: int = 0  # total since start
+    discarded_tokens: int = 0  # total since start: drawn for streams that had ended, which running ahead costs
     step_ms: float = 0.0  # time of the last step
 
 

@@ -1,22 +1,37 @@
-"""Runs one scheduled step: packs its rows, runs the model once, forks states and draws. Owns model, pool and sampler.
+"""Gives a scheduled step to the device: packs its rows, runs the model once, forks states and draws.
 
-Knows slots and rows; knows nothing of queues, text or processes. Called by `core.EngineCore`, once a step.
+Owns model, pool and sampler. Knows slots and rows; knows nothing of queues, text or processes. What a row draws stays on
+the device, where the next step finds it; `core.EngineCore` launches a step and reads its results later.
 """
 
+import logging
+import time
 from array import array
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from albatross.config import EngineConfig
-from albatross.engine.graphs import DecodeGraphs
+from albatross.engine.graphs import DecodeGraphs, graph_sizes
 from albatross.engine.messages import EngineReady
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
+from albatross.engine.staging import Staging
 from albatross.errors import ConfigError
+from albatross.models.memory import require_free, within_memory
 from albatross.models.rwkv7 import RWKV7, load_model
+
+logger = logging.getLogger(__name__)
+
+
+class Pending(Protocol):
+    """A step that was given to the device."""
+
+    def wait(self) -> Samples:
+        """What the step drew, once it is known. Steps are waited for in the order of their launch, each once."""
 
 
 class Runner(Protocol):
@@ -26,7 +41,8 @@ class Runner(Protocol):
     vocab_size: int
     device: torch.device
 
-    def run(self, step: Step) -> Samples: ...
+    def launch(self, step: Step) -> Pending:
+        """Gives a step to the device, behind those before it; on CUDA nothing waits for any of them."""
 
     def forbid(self, token_ids: Sequence[int]) -> None: ...
 
@@ -34,7 +50,7 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """`run` is the whole interface; everything else is set up once."""
+    """`launch` is the whole interface; everything else is set up once."""
 
     def __init__(self, config: EngineConfig) -> None:
         device = resolve_device(config.device)
@@ -51,27 +67,30 @@ class ModelRunner:
         self.vocab_size = self.model.config.vocab_size
         self.num_slots = config.max_num_seqs
         self.pool = self.model.new_state_pool(config.max_num_seqs)
-        self.sampler = Sampler(self.num_slots, self.vocab_size, self.device)
+        self.sampler = within_memory(
+            lambda: Sampler(self.num_slots, self.vocab_size, self.device, self.model.backend),
+            self.device, f"A sampler of {self.num_slots} slots", "lower max_num_seqs",
+        )  # fmt: skip
+        budget, depth = config.token_budget(self.device.type), config.steps_ahead(self.device.type) + 1
+        self._staging = Staging(4 * self.num_slots + 1 + budget, self.device, depth)
         self.graphs: DecodeGraphs | None = None
+        if config.autotune:
+            self._tune()
         if config.cuda_graphs and self.device.type == "cuda" and self.model.backend == "native":
             with torch.inference_mode(), torch.cuda.device(self.device):
-                self.graphs = DecodeGraphs(self.model, self.pool, self.num_slots)
+                self.graphs = self._capture(depth)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Samples:
-        for request in step.admitted:
-            self.sampler.assign(request)
-        if step.admitted:
-            self.pool.zero([request.streams[0].slot for request in step.admitted])
-        logits = self._forward(step)
-        for row in step.rows:
-            forks = [stream.slot for stream in row.samples if stream.slot != row.slot]
-            if forks:
-                self.pool.copy(row.slot, forks)
-        streams = [stream for row in step.rows for stream in row.samples]
-        if not streams:
-            return Samples([], [], {})
-        return self.sampler.sample(logits, [stream.slot for stream in streams], [stream.num_generated for stream in streams])
+    def launch(self, step: Step) -> Pending:
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            for request in step.admitted:
+                self.sampler.assign(request)
+            if step.admitted:
+                self.pool.zero([request.streams[0].slot for request in step.admitted])
+            slots = [stream.slot for stream, _ in step.draws]
+            graphs = None if step.chunks else self.graphs
+            logits = self._launch_packed(step, slots) if graphs is None else graphs.run(slots)
+            return self.sampler.collect(logits, slots)
 
     def forbid(self, token_ids: Sequence[int]) -> None:
         self.sampler.forbid(token_ids)
@@ -92,24 +111,43 @@ class ModelRunner:
             load_s=load_s,
         )
 
-    def _forward(self, step: Step) -> torch.Tensor:
-        tokens: array[int] = array("I")
-        ends = [0]
-        wanted = []
-        for row in step.rows:
-            tokens.extend(row.tokens)
-            ends.append(len(tokens))
-            wanted.extend([len(tokens) - 1] * len(row.samples))
-        ids = torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64))
-        slots = torch.tensor([row.slot for row in step.rows], dtype=torch.int32)
-        logits_index = torch.tensor(wanted, dtype=torch.long).to(self.device)
-        if self.graphs is not None and step.is_decode:
-            logits = self.graphs.run(ids, slots)
-            return logits if wanted == list(range(len(slots))) else logits[logits_index]
-        bounds = torch.tensor(ends, dtype=torch.int32)
-        return self.model.forward(
-            ids.to(self.device), bounds.to(self.device), slots.to(self.device), logits_index, self.pool, is_decode=step.is_decode
+    def _tune(self) -> None:
+        started = time.monotonic()
+        num_made = self.model.tune(graph_sizes(self.num_slots))
+        if num_made:
+            logger.info("measured %d kernel choices in %.1f s", num_made, time.monotonic() - started)
+
+    def _capture(self, depth: int) -> DecodeGraphs:
+        purpose = f"The capture of decode graphs of up to {self.num_slots} rows"
+        advice = "lower max_num_seqs, or switch cuda_graphs off"
+        require_free(2 * 4 * self.num_slots * self.vocab_size, self.device, purpose, advice)  # logits, as drawn from and kept
+        return within_memory(
+            lambda: DecodeGraphs(self.model, self.pool, self.sampler, self.num_slots, depth), self.device, purpose, advice
         )
+
+    def _launch_packed(self, step: Step, draw_slots: list[int]) -> Tensor:
+        """One forward pass over the decoding rows and, behind them, the chunks; then forks and draws. Returns the logits of
+        the draws, [K, V]."""
+        num_decoding = step.num_decoding
+        ends = list(range(num_decoding + 1))
+        logits_index = list(range(num_decoding))
+        prompt: array[int] = array("I")
+        for chunk in step.chunks:
+            prompt.extend(chunk.tokens)
+            ends.append(num_decoding + len(prompt))
+            logits_index += [ends[-1] - 1] * len(chunk.samples)
+        row_slots = draw_slots[:num_decoding] + [chunk.slot for chunk in step.chunks]
+        slots, bounds, index, drawing, prompt_ids = self._staging.upload((row_slots, ends, logits_index, draw_slots, prompt))
+        token_ids = torch.cat((self.sampler.last_token.index_select(0, slots[:num_decoding]), prompt_ids))
+        is_decode = len(token_ids) == len(slots)
+        logits = self.model.forward(token_ids, bounds, slots, index.long(), self.pool, is_decode=is_decode)
+        for chunk in step.chunks:
+            forks = [stream.slot for stream in chunk.samples if stream.slot != chunk.slot]
+            if forks:
+                self.pool.copy(chunk.slot, forks)
+        if draw_slots:
+            self.sampler.draw(logits, drawing)
+        return logits
 
 
 def resolve_device(device: str) -> str:

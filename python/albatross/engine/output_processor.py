@@ -29,7 +29,7 @@ class Choice:
 
     __slots__ = (
         "_abort", "_decoder", "_end", "_logprobs", "_matcher", "_min_tokens", "_pending",
-        "error", "finish_reason", "index", "num_tokens", "stop_reason", "stream_id", "wake",
+        "error", "finish_reason", "index", "is_lost", "num_tokens", "stop_reason", "stream_id", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
+        self.is_lost = False  # with its engine: nothing is wrong with the request, which may be sent again
         self._abort = abort
         self._decoder = IncrementalDecoder(tokenizer)
         self._matcher = StopMatcher(stop, include_stop) if stop else None
@@ -66,10 +67,10 @@ class Choice:
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.append(logprobs)
 
-    def end(self, finish: Finish) -> None:
+    def end(self, finish: Finish, *, is_lost: bool = False) -> None:
         """No more tokens come. The first end counts."""
         if self._end is None:
-            self._end = finish
+            self._end, self.is_lost = finish, is_lost
 
     def take(self) -> Delta | None:
         """All that is new, or None. After a delta with a finish reason there is nothing more."""

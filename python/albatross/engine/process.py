@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import torch
 import zmq
 
 from albatross.config import EngineConfig
@@ -28,7 +29,8 @@ from albatross.engine.messages import (
     StepOutput,
     ToEngine,
 )
-from albatross.errors import AlbatrossError
+from albatross.engine.model_runner import resolve_device
+from albatross.errors import AlbatrossError, ConfigError
 from albatross.tokenizer.world import WorldTokenizer
 
 logger = logging.getLogger(__name__)
@@ -38,9 +40,10 @@ EXIT_FAILED = 70  # sysexits.h EX_SOFTWARE
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What an engine process is told at birth: its settings and the front's sockets."""
+    """What an engine process is told at birth: the settings, its number among the workers, and the front's sockets."""
 
     config: dict[str, Any]
+    worker: int
     epoch: int
     receive_from: str
     send_to: str
@@ -95,8 +98,32 @@ class Link:
             raise FrontGoneError
 
 
+def config_of_worker(config: EngineConfig, worker: int) -> EngineConfig:
+    """The settings of one of `config.workers` engines: on CUDA the card of its number, on the CPU its share of the threads.
+
+    Raises ConfigError if there are more workers than cards.
+    """
+    if config.workers == 1:
+        return config
+    own: dict[str, Any] = {"workers": 1, "device": resolve_device(config.device)}
+    if own["device"] == "cpu":
+        own["num_threads"] = config.num_threads or max(1, torch.get_num_threads() // config.workers)
+        return config.model_copy(update=own)
+    num_cards = torch.cuda.device_count()
+    if config.workers > num_cards:
+        cards = f"{num_cards} CUDA card{'' if num_cards == 1 else 's'}"
+        raise ConfigError(
+            f"workers is {config.workers}, but torch sees {cards}, and each worker needs one; use --workers {num_cards}."
+        )
+    return config.model_copy(update={**own, "device": f"cuda:{worker}"})
+
+
 def build_core(config: EngineConfig) -> EngineCore:
-    """An engine that never draws an id its vocabulary has no entry for."""
+    """An engine that never draws an id its vocabulary has no entry for. Raises ConfigError for more than one worker."""
+    if config.workers > 1:
+        raise ConfigError(
+            f"workers is {config.workers}, but an engine in this process is one; use albatross serve or batch for several."
+        )
     core = EngineCore(config)
     core.forbid(WorldTokenizer(core.runner.vocab_size).undefined_ids)
     return core
@@ -129,13 +156,22 @@ def _take(core: EngineCore, message: ToEngine) -> StepOutput | None:
     return None
 
 
+def _open_core(launch: Launch) -> EngineCore:
+    config = config_of_worker(EngineConfig(**launch.config), launch.worker)
+    device = resolve_device(config.device)
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)  # else pinned memory and events would open a context on the first card too
+    return build_core(config)
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to answer
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    log_format = f"%(asctime)s %(levelname)s worker {launch.worker} %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=log_format, stream=sys.stderr)
     link = Link(launch)
     try:
-        core = build_core(EngineConfig(**launch.config))
+        core = _open_core(launch)
         link.send(core.ready())
         serve(core, link)
     except FrontGoneError:

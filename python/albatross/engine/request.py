@@ -1,6 +1,7 @@
 """What the engine remembers of a request: one prompt (`Request`) and its choices (`Stream`). No torch, no text.
 
-A request reads its prompt once, in the slot of its first living stream, and forks the state to the others.
+A request reads its prompt once, in the slot of its first stream, and forks the state to the others. What a stream drew
+last is known to the device alone; the host knows how many tokens it has asked for, and how many it has seen.
 """
 
 import os
@@ -14,12 +15,12 @@ from albatross.sampling_params import SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One choice: where its state lives, what it drew last, how far it is."""
+    """One choice: where its state lives (-1: nowhere), how many tokens are drawn or on their way, and how many have come."""
 
     stream_id: int
     choice: int
     slot: int = -1
-    last_token: int = -1
+    num_scheduled: int = 0
     num_generated: int = 0
     is_finished: bool = False
 
@@ -36,6 +37,7 @@ class Request:
     priority: int
     num_prefilled: int = 0
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    is_admitted: bool = False
 
     @classmethod
     def from_message(cls, message: AddRequest, max_output_tokens: int) -> "Request":
@@ -58,5 +60,5 @@ class Request:
 
     @property
     def num_unread(self) -> int:
-        """Prompt tokens not yet run through the model."""
+        """Prompt tokens that no step has taken yet."""
         return len(self.prompt) - self.num_prefilled

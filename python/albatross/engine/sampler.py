@@ -1,28 +1,26 @@
-"""The sampling law: from raw logits to drawn ids, every row by its own parameters.
+"""Draws one id a row, each row by its request's parameters, and brings what was drawn to the host a step later.
 
-Per row, in this order: + logit_bias; repetition penalty; - presence for every id drawn before, - frequency * count;
-forbidden ids; temperature; top_k; top_p; min_p; draw. A count is the sum of penalty_decay^(age) over the times its id
-was drawn, age 0 for the last step; presence does not decay. Logprobs are of the raw logits. A row whose logits are not
-finite is marked and draws nothing of worth; its neighbours never notice. What a row draws does not depend on the batch.
+Everything a draw needs stands on the device in tables by slot, the last id and its position too: `draw` takes logits and slots
+alone and can be part of a graph. The law is in `reference/sampling.py`. Knows slots, not requests' lives; `model_runner` owns it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from albatross.constants import END_OF_TEXT_ID
-from albatross.engine import rng
+from albatross import ops, reference
+from albatross.constants import END_OF_TEXT_ID, MAX_LOGPROBS
 from albatross.engine.messages import TokenLogprobs
-from albatross.engine.penalties import PenaltyTables
 from albatross.engine.request import Request
+from albatross.reference.sampling import RECORD_WORDS, Field, Flag, SlotTables
 from albatross.sampling_params import SamplingParams
 
-_NUCLEUS = 256  # ids ranked at first; a row that keeps more of its distribution is ranked whole
-_NO_TOP_K = 1 << 30
-_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "presence", "frequency", "repetition", "decay")
+_LEAST_TEMPERATURE = 1e-5  # keeps quotients finite; any lower temperature draws the likeliest id too
+_STOP_BIT = -(2**31)
 
 
 @dataclass(slots=True)
@@ -34,167 +32,174 @@ class Samples:
     logprobs: dict[int, TokenLogprobs]
 
 
-class Sampler:
-    """Holds each slot's parameters and penalty counts. Knows slots, not requests' lives."""
+@dataclass(slots=True)
+class _Logprobs:
+    """Of the rows that asked, on the host once their copies are made: [R], [R, N] and [R, N]."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    numbers: dict[int, int]  # row -> how many alternatives it asked for
+    drawn: Tensor
+    top: Tensor
+    top_ids: Tensor
+
+
+@dataclass(slots=True)
+class PendingSamples:
+    """Draws whose results are on their way to the host."""
+
+    num_rows: int
+    results: Tensor  # [9 S] uint8, see `_split`
+    logprobs: _Logprobs | None
+    arrival: torch.cuda.Event | None  # None on the CPU, where everything is there at once
+
+    def wait(self) -> Samples:
+        """The samples, once the device has drawn them. Waits for this draw, not for what was launched after it."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        raw = self.results.numpy()  # whose views are made in a fraction of the time of a tensor's
+        flags = len(raw) - len(raw) // 9
+        token_ids = raw[: 8 * self.num_rows].view(np.int64).tolist()
+        is_bad = raw[flags : flags + self.num_rows].view(np.bool_).tolist()
+        return Samples(token_ids, is_bad, self._read_logprobs(is_bad))
+
+    def _read_logprobs(self, is_bad: list[bool]) -> dict[int, TokenLogprobs]:
+        if self.logprobs is None:
+            return {}
+        columns = (self.logprobs.drawn.tolist(), self.logprobs.top_ids.tolist(), self.logprobs.top.tolist())
+        rows = zip(self.logprobs.numbers.items(), *columns, strict=True)
+        return {
+            row: TokenLogprobs(logprob, tuple(ids[:number]), tuple(values[:number]))
+            for (row, number), logprob, ids, values in rows
+            if not is_bad[row]
+        }
+
+
+class Sampler:
+    """All methods enqueue their work on the current stream and return; nothing waits for a CUDA device but `PendingSamples.wait`.
+
+    A slot belongs to the request it was last assigned to. `last_token` [S] int64 is what each slot drew last.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, backend: str) -> None:
+        """backend: 'native' or 'reference', who draws."""
         self.device = device
         self.vocab_size = vocab_size
-        self._forbidden = torch.empty(0, dtype=torch.long, device=device)
-        self._columns = np.zeros((num_slots, len(_COLUMNS)), np.float32)
-        self._seeds = np.zeros(num_slots, np.uint64)
-        self._choices = np.zeros(num_slots, np.uint64)
+        self._num_slots = num_slots
+        self._sample = ops.sample if backend == "native" else reference.sample
+        self._tables = SlotTables.allocate(num_slots, vocab_size, device)
+        self.last_token = self._tables.last_token
+        self.position = self._tables.records[:, Field.POSITION]
+        self._results = torch.zeros(9 * num_slots, dtype=torch.uint8, device=device)
+        self._drawn, self._is_bad = _split(self._results)
         self._params: list[SamplingParams] = [SamplingParams()] * num_slots
-        self._stop_ids: list[tuple[int, ...]] = [()] * num_slots
-        self._penalties = PenaltyTables(num_slots, vocab_size, device)
+        if device.type == "cuda":  # graphs remember where it lies; on the CPU most engines never need it
+            self._tables.counts = self._new_counts()
 
     def forbid(self, token_ids: Sequence[int]) -> None:
         """Ids no row ever draws."""
-        self._forbidden = torch.tensor(tuple(token_ids), dtype=torch.long, device=self.device)
+        words = np.zeros(len(self._tables.forbidden), np.uint32)
+        ids = np.asarray(token_ids, np.int64)
+        np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        self._upload(self._tables.forbidden, words.view(np.int32))
 
     def assign(self, request: Request) -> None:
-        """Prepares the slots of a request's streams for its parameters; counts start at zero."""
+        """Prepares the slots of a request's streams for its parameters; positions and counts start at zero."""
         params = request.params
-        top_k = params.top_k if params.top_k > 0 else _NO_TOP_K
+        edits = _edits(params)
+        prompt = np.unique(np.frombuffer(request.prompt, np.uint32), return_counts=True) if params.penalize_prompt else None
         for stream in request.streams:
-            self._columns[stream.slot] = (
-                params.temperature, top_k, params.top_p, params.min_p,
-                params.presence_penalty, params.frequency_penalty, params.repetition_penalty, params.penalty_decay,
-            )  # fmt: skip
-            self._seeds[stream.slot] = request.seed
-            self._choices[stream.slot] = stream.choice
-            self._params[stream.slot] = params
-            self._stop_ids[stream.slot] = tuple({END_OF_TEXT_ID, *params.stop_token_ids})
+            slot = stream.slot
+            self._params[slot] = params
+            self._upload(self._tables.records[slot], _record(params, request.seed, stream.choice, len(edits)))
+            if edits:
+                self._upload(self._tables.edit_ids[slot, : len(edits)], np.array([*edits], np.int64).astype(np.int32))
+                self._upload(self._tables.edit_values[slot, : len(edits)], np.array([*edits.values()], np.float32))
             if params.has_penalties:
-                self._penalties.reset(stream.slot, request.prompt if params.penalize_prompt else None)
+                self._reset_counts(slot, prompt)
 
-    def sample(self, logits: Tensor, slots: list[int], positions: list[int]) -> Samples:
-        """Draws one id a row. logits: [K, V] float32, not changed; slots, positions: K each, the row's slot and the number
-        of tokens it drew before."""
-        finite = torch.isfinite(logits).all(dim=-1)
-        adjusted = self._adjust(logits, slots, positions)
-        token_ids = adjusted.argmax(dim=-1)
-        params = [self._params[slot] for slot in slots]
-        drawing = [row for row, p in enumerate(params) if not p.is_greedy]
-        if drawing:
-            token_ids[drawing] = self._draw(
-                adjusted[drawing], [slots[row] for row in drawing], [positions[row] for row in drawing]
-            )
-        penalised = [row for row, p in enumerate(params) if p.has_penalties]
-        if penalised:
-            chosen = [slots[row] for row in penalised]
-            self._penalties.count(chosen, token_ids[penalised], self._column("decay", chosen))
-        is_bad = (~finite).tolist()
-        return Samples(token_ids.tolist(), is_bad, self._logprobs(logits, token_ids, params, is_bad))
+    def draw(self, logits: Tensor, slots: Tensor, allowed: Tensor | None = None) -> None:
+        """Draws one id for each slot from its row of raw logits, which are not changed. Can be captured in a graph.
 
-    def _column(self, name: str, slots: list[int]) -> Tensor:
-        return torch.from_numpy(self._columns[slots, _COLUMNS.index(name)]).to(self.device).unsqueeze(1)
+        logits: [K, V] float32. slots: [K] int32 on the device, no two alike, negative: padding. allowed: [K, W] int32, bit mask
+        of the ids a row may draw.
+        """
+        num_rows = slots.shape[0]
+        self._sample(logits, slots, self._tables, self._drawn[:num_rows], self._is_bad[:num_rows], allowed=allowed)
 
-    def _adjust(self, logits: Tensor, slots: list[int], positions: list[int]) -> Tensor:
-        """A copy of the logits with biases, penalties and forbidden ids applied."""
-        adjusted = logits.clone()
-        self._add_bias(adjusted, slots)
-        penalised = [row for row, slot in enumerate(slots) if self._params[slot].has_penalties]
-        if penalised:
-            chosen = [slots[row] for row in penalised]
-            adjusted[penalised] = self._penalties.apply(
-                adjusted[penalised], chosen,
-                presence=self._column("presence", chosen),
-                frequency=self._column("frequency", chosen),
-                repetition=self._column("repetition", chosen),
-            )  # fmt: skip
-        self._forbid(adjusted, slots, positions)
-        return adjusted
+    def collect(self, logits: Tensor, slots: Sequence[int]) -> PendingSamples:
+        """Sends the results of the draw before to the host. logits: those it drew from; slots: of its rows, padding left out."""
+        numbers = {row: n for row, slot in enumerate(slots) if (n := self._params[slot].logprobs) is not None}
+        logprobs = self._collect_logprobs(logits, numbers) if numbers else None
+        results = _download(self._results)
+        if self.device.type != "cuda":
+            return PendingSamples(len(slots), results, logprobs, None)
+        arrival = torch.cuda.Event()
+        arrival.record()
+        return PendingSamples(len(slots), results, logprobs, arrival)
 
-    def _add_bias(self, adjusted: Tensor, slots: list[int]) -> None:
-        rows, ids, values = [], [], []
-        for row, slot in enumerate(slots):
-            for token_id, bias in self._params[slot].logit_bias.items():
-                rows.append(row)
-                ids.append(token_id)
-                values.append(bias)
-        if rows:
-            adjusted[rows, ids] += torch.tensor(values, device=self.device)
-
-    def _forbid(self, adjusted: Tensor, slots: list[int], positions: list[int]) -> None:
-        if len(self._forbidden):
-            adjusted.index_fill_(1, self._forbidden, -torch.inf)
-        rows: list[int] = []
-        ids: list[int] = []
-        for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
-            params = self._params[slot]
-            banned = params.banned_token_ids
-            if position < params.min_tokens:
-                banned = banned + self._stop_ids[slot]
-            rows.extend([row] * len(banned))
-            ids.extend(banned)
-        if rows:
-            adjusted[rows, ids] = -torch.inf
-
-    def _draw(self, adjusted: Tensor, slots: list[int], positions: list[int]) -> Tensor:
-        """Ids drawn from [K, V] logits at the slots' temperatures and limits."""
-        counters = np.asarray(positions, np.uint64)
-        numbers = rng.uniform(self._seeds[slots], self._choices[slots], counters)
-        number = torch.from_numpy(numbers).to(self.device).unsqueeze(1)
-        temperature = self._column("temperature", slots)
-        classic = [row for row, slot in enumerate(slots) if self._params[slot].sampler_order == "rwkv-classic"]
-        scale = temperature.clone()
-        scale[classic] = 1.0
-        probs = torch.softmax(adjusted / scale, dim=-1)
-        limited = [row for row, slot in enumerate(slots) if self._params[slot].has_limits]
-        if limited:
-            chosen = [slots[row] for row in limited]
-            top_k, top_p, min_p = (self._column(name, chosen) for name in ("top_k", "top_p", "min_p"))
-            probs[limited] = _keep_likeliest(probs[limited], top_k, top_p, min_p)
-        if classic:
-            probs[classic] = probs[classic].pow(1 / temperature[classic])
-        cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-        place = torch.searchsorted(cumulative, number * cumulative[:, -1:], right=True)
-        return place.squeeze(1).clamp(max=self.vocab_size - 1)
-
-    def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, params: list[SamplingParams], is_bad: list[bool]
-    ) -> dict[int, TokenLogprobs]:
-        rows = [row for row, p in enumerate(params) if p.logprobs is not None and not is_bad[row]]
-        if not rows:
-            return {}
+    def _collect_logprobs(self, logits: Tensor, numbers: dict[int, int]) -> _Logprobs:
+        rows = _pinned(np.array([*numbers], np.int64), self.device).to(self.device, non_blocking=True)
         logprobs = torch.log_softmax(logits[rows], dim=-1)
-        drawn = logprobs.gather(1, token_ids[rows].unsqueeze(1)).squeeze(1).tolist()
-        most = max(params[row].logprobs or 0 for row in rows)
-        top = logprobs.topk(min(most, self.vocab_size), dim=-1)
-        values, ids = top.values.tolist(), top.indices.tolist()
-        result = {}
-        for i, row in enumerate(rows):
-            wanted = params[row].logprobs or 0
-            result[row] = TokenLogprobs(drawn[i], tuple(ids[i][:wanted]), tuple(values[i][:wanted]))
-        return result
+        drawn = logprobs.gather(1, self._drawn[rows].unsqueeze(1)).squeeze(1)
+        top = logprobs.topk(min(max(numbers.values()), MAX_LOGPROBS, self.vocab_size), dim=-1)
+        return _Logprobs(numbers, _download(drawn), _download(top.values), _download(top.indices))
+
+    def _new_counts(self) -> Tensor:
+        return torch.zeros(self._num_slots, self.vocab_size, device=self.device)
+
+    def _reset_counts(self, slot: int, prompt: tuple[npt.NDArray[np.uint32], npt.NDArray[np.intp]] | None) -> None:
+        if self._tables.counts is None:
+            self._tables.counts = self._new_counts()
+        row = self._tables.counts[slot].zero_()
+        if prompt is not None:
+            ids, numbers = (_pinned(column, self.device).to(self.device, non_blocking=True) for column in
+                            (prompt[0].astype(np.int64), prompt[1].astype(np.float32)))  # fmt: skip
+            row.index_copy_(0, ids, numbers)
+
+    def _upload(self, target: Tensor, values: npt.NDArray[np.generic]) -> None:
+        target.copy_(_pinned(values, self.device), non_blocking=True)
 
 
-def _keep_likeliest(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """`probs` with every id outside the limits at zero. probs: [K, V]; limits: [K, 1].
+def _record(params: SamplingParams, seed: int, choice: int, num_edits: int) -> npt.NDArray[np.int32]:
+    """A slot's record at position 0."""
+    words = np.zeros(RECORD_WORDS, np.uint32)
+    words[: Field.TOP_K].view(np.float32)[:] = (
+        max(params.temperature, _LEAST_TEMPERATURE), params.top_p, params.min_p,
+        params.presence_penalty, params.frequency_penalty, params.repetition_penalty, params.penalty_decay,
+    )  # fmt: skip
+    flags = Flag.GREEDY if params.is_greedy else Flag(0)
+    if params.sampler_order == "rwkv-classic":
+        flags |= Flag.CLASSIC
+    if params.has_penalties:
+        flags |= Flag.PENALTIES
+    if params.has_limits:
+        flags |= Flag.LIMITS
+    top_k, min_tokens = (min(max(number, 0), 2**31 - 1) for number in (params.top_k, params.min_tokens))
+    words[Field.TOP_K :] = (top_k, seed & 0xFFFFFFFF, seed >> 32, choice, 0, min_tokens, num_edits, flags, 0)
+    return words.view(np.int32)
 
-    Sorted by probability, an id stays while fewer than top_k ids, and less than top_p of the top_k's mass, come before
-    it, and while it has min_p times the highest probability. Ids tied with the last one that stays, stay.
-    """
-    width = min(_NUCLEUS, probs.shape[1])
-    threshold, is_exact = _threshold(probs.topk(width, dim=-1).values, probs.sum(dim=-1, keepdim=True), top_k, top_p, min_p)
-    if width < probs.shape[1] and not bool(is_exact.all()):
-        rest = (~is_exact).nonzero().squeeze(1)
-        values = probs[rest].sort(dim=-1, descending=True).values
-        threshold[rest], _ = _threshold(values, probs[rest].sum(dim=-1, keepdim=True), top_k[rest], top_p[rest], min_p[rest])
-    return torch.where(probs >= threshold, probs, 0.0)
+
+def _edits(params: SamplingParams) -> dict[int, float]:
+    """A request's entries of the edit tables, id -> value: biases, bans, and bans of what would end it before min_tokens."""
+    edits = dict(params.logit_bias)
+    edits.update((token_id, -np.inf) for token_id in params.banned_token_ids)
+    if params.min_tokens:
+        for token_id in {END_OF_TEXT_ID, *params.stop_token_ids}:
+            edits[token_id + _STOP_BIT] = edits.pop(token_id, 0.0)
+    return edits
 
 
-def _threshold(values: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest probability that stays, [K, 1], and for which rows the given values were enough to know it, [K].
+def _split(results: Tensor) -> tuple[Tensor, Tensor]:
+    """Of [9 S] bytes: the ids [S] int64 and the flags [S] bool, so that one copy brings both."""
+    num_slots = len(results) // 9
+    return results[: 8 * num_slots].view(torch.long), results[8 * num_slots :].view(torch.bool)
 
-    values: the highest probabilities of each row in descending order.
-    """
-    width = values.shape[1]
-    in_k = torch.arange(width, device=values.device) < top_k
-    mass = torch.where(in_k, values, 0.0).double().cumsum(dim=-1)
-    mass_in_k = torch.where(top_k <= width, mass[:, -1:], total.double())
-    before = mass - torch.where(in_k, values, 0.0)
-    kept = in_k & (before < top_p * mass_in_k) & (values >= min_p * values[:, :1])
-    num_kept = kept.sum(dim=-1, keepdim=True).clamp(min=1)
-    return values.gather(1, num_kept - 1), (num_kept < width).squeeze(1) | (top_k <= width).squeeze(1)
+
+def _pinned(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """A host tensor that a device may copy from while the host goes on; torch keeps its memory until the copy is made."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _download(x: Tensor) -> Tensor:
+    """A copy of `x` on the host, valid once the work now on the stream is done."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) if x.is_cuda else x.clone()

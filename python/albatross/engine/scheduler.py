@@ -3,10 +3,16 @@
 Each step every running stream decodes one token; prompts then take what is left of the token budget, in order of
 arrival within a priority, long ones in chunks. A prompt takes at most half of what is left while another could use
 the rest, so a long prompt delays short ones behind it by a bounded number of steps and never stops the running ones.
+
+A step may be scheduled while earlier ones still run. So whatever is certain happens in `schedule`: chunks count as read,
+and a stream leaves with the step that draws its last allowed token. What only the tokens tell happens in `settle`: a
+stream that stopped has by then rows in later steps, whose draws are discarded. Slots are handed out again while steps that
+use them are in flight, because the device runs steps in order and zeroes a slot in the step it is handed out for.
 """
 
 import heapq
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -14,45 +20,54 @@ from albatross.engine.messages import EngineStats, Finish
 from albatross.engine.request import Request, Stream
 
 MIN_CHUNK = 16  # smallest share of a prompt, so that the halving rule cannot cut prompts into crumbs
+_NOT_FINITE = "The model gave a number that is not finite for this request; other requests are not affected."
 
 
 @dataclass(slots=True)
-class Row:
-    """One slot's tokens in one step. `samples` are the streams that draw from the logits after its last token."""
+class Chunk:
+    """A piece of a prompt, read in one slot. After the last one `samples` draw, each with a copy of the state in its slot."""
 
+    request: Request
     slot: int
     tokens: "array[int]"
-    request: Request
     samples: list[Stream]
-    is_prompt: bool
+    is_last: bool
 
 
 @dataclass(slots=True)
 class Step:
-    """The rows of one step; `admitted` are the requests whose slots were handed out for it and must be zeroed."""
+    """One row for each of the first `num_decoding` of `draws`, which run the token they drew last, then one for each chunk.
 
-    rows: list[Row] = field(default_factory=list)
+    draws: the streams that draw a token, in order: those that decode, then those of the chunks. admitted: the requests whose
+    slots were handed out for this step and must be zeroed before it. Slots are to be read before the next `settle`.
+    """
+
+    draws: list[tuple[Stream, Request]] = field(default_factory=list)
+    num_decoding: int = 0
+    chunks: list[Chunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
 
     @property
-    def num_tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+    def is_empty(self) -> bool:
+        return not self.draws and not self.chunks
 
     @property
-    def is_decode(self) -> bool:
-        return all(len(row.tokens) == 1 for row in self.rows)
+    def num_tokens(self) -> int:
+        return self.num_decoding + sum(len(chunk.tokens) for chunk in self.chunks)
 
 
 @dataclass(slots=True)
-class Drawn:
-    """What the sampler drew for all `samples` of a step, in order. `is_bad` marks rows whose logits were not finite."""
+class Settled:
+    """What a step gave: columns of streams and tokens, the place of each among the step's draws, and the streams that ended."""
 
-    token_ids: list[int]
-    is_bad: list[bool]
+    stream_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    finished: list[Finish] = field(default_factory=list)
 
 
 class Scheduler:
-    """Queues, slots and the token budget. One `schedule`, one `settle` a step; `add` and `abort` at any time between."""
+    """Queues, slots and the token budget. One `schedule`, later one `settle` a step; `add` and `abort` at any time between."""
 
     def __init__(self, num_slots: int, token_budget: int) -> None:
         self.num_slots = num_slots
@@ -62,12 +77,14 @@ class Scheduler:
         self._order = count()
         self._prefilling: list[Request] = []
         self._decoding: dict[Stream, Request] = {}
+        self._leaving: list[Stream] = []  # have no row after the step scheduled last
         self._streams: dict[int, tuple[Stream, Request]] = {}
         self._num_waiting = 0
         self._num_waiting_tokens = 0
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.num_discarded_tokens = 0  # draws of streams that had ended by the time they were seen
 
     def add(self, request: Request) -> None:
         for stream in request.streams:
@@ -85,27 +102,39 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether a stream has not ended. Steps that are in flight for ended ones are the caller's to know."""
         return bool(self._streams)
 
     def schedule(self) -> Step:
-        step = Step()
-        for stream, request in self._decoding.items():
-            step.rows.append(Row(stream.slot, array("I", (stream.last_token,)), request, [stream], is_prompt=False))
-        self._schedule_prompts(step, self.token_budget - len(step.rows))
+        for stream in self._leaving:
+            self._release(stream)
+        self._leaving.clear()
+        step = Step(draws=list(self._decoding.items()), num_decoding=len(self._decoding))
+        for stream, request in step.draws:
+            stream.num_scheduled += 1
+            if stream.num_scheduled >= request.limit:
+                del self._decoding[stream]
+                self._leaving.append(stream)
+        self._schedule_prompts(step, self.token_budget - step.num_decoding)
         return step
 
-    def settle(self, step: Step, drawn: Drawn) -> list[Finish]:
-        """Takes what a step drew, moves its streams on, and returns those that ended."""
+    def settle(self, step: Step, token_ids: Sequence[int], is_bad: Sequence[bool]) -> Settled:
+        """Takes what each of the step's draws gave, and whether its logits were not finite. Steps settle in order."""
         self.num_steps += 1
-        finished: list[Finish] = []
-        results = iter(zip(drawn.token_ids, drawn.is_bad, strict=True))
-        for row in step.rows:
-            if row.is_prompt:
-                self._advance_prompt(row, finished)
-            for stream in row.samples:
-                token_id, is_bad = next(results)
-                self._take_token(stream, row.request, token_id, is_bad, finished)
-        return finished
+        settled = Settled()
+        for chunk in step.chunks:
+            self.num_prompt_tokens += len(chunk.tokens)
+            if chunk.is_last:
+                self._end_reading(chunk.request, settled)
+        for place, (stream, request) in enumerate(step.draws):
+            if stream.is_finished:
+                self.num_discarded_tokens += 1
+            elif is_bad[place]:
+                self._finish(stream, request, Finish(stream.stream_id, "error", error=_NOT_FINITE), settled)
+            else:
+                settled.places.append(place)
+                self._take_token(stream, request, token_ids[place], settled)
+        return settled
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         return EngineStats(
@@ -115,6 +144,7 @@ class Scheduler:
             num_steps=self.num_steps,
             prompt_tokens=self.num_prompt_tokens,
             generated_tokens=self.num_generated_tokens,
+            discarded_tokens=self.num_discarded_tokens,
             step_ms=step_ms,
         )
 
@@ -126,12 +156,26 @@ class Scheduler:
                 return
             share = max(budget // 2, MIN_CHUNK) if queue or self._can_admit() else budget
             length = min(request.num_unread, share, budget)
-            start = request.num_prefilled
-            is_last = length == request.num_unread
-            samples = request.living if is_last and request.limit > 0 else []
-            slot = request.streams[0].slot
-            step.rows.append(Row(slot, request.prompt[start : start + length], request, samples, is_prompt=True))
+            self._read(request, length, step)
             budget -= length
+
+    def _read(self, request: Request, length: int, step: Step) -> None:
+        """Gives the next `length` tokens of a prompt to the step, and with the last of them its streams' first draws."""
+        start = request.num_prefilled
+        request.num_prefilled += length
+        is_last = request.num_unread == 0
+        samples = request.living if is_last and request.limit > 0 else []
+        tokens = request.prompt[start : start + length]
+        step.chunks.append(Chunk(request, request.streams[0].slot, tokens, samples, is_last))
+        if not is_last:
+            return
+        self._prefilling.remove(request)
+        for stream in samples:
+            stream.num_scheduled = 1
+            step.draws.append((stream, request))
+            if request.limit > 1:
+                self._decoding[stream] = request
+        self._leaving += [stream for stream in request.streams if stream not in self._decoding]
 
     def _can_admit(self) -> bool:
         while self._waiting and not self._waiting[0][2].living:
@@ -142,6 +186,7 @@ class Scheduler:
         if not self._can_admit():
             return None
         request = heapq.heappop(self._waiting)[2]
+        request.is_admitted = True
         self._num_waiting -= len(request.living)
         self._num_waiting_tokens -= len(request.prompt)
         for stream in request.streams:
@@ -150,45 +195,36 @@ class Scheduler:
         step.admitted.append(request)
         return request
 
-    def _advance_prompt(self, row: Row, finished: list[Finish]) -> None:
-        request = row.request
-        request.num_prefilled += len(row.tokens)
-        self.num_prompt_tokens += len(row.tokens)
-        if request.num_unread:
-            return
-        self._prefilling.remove(request)
+    def _end_reading(self, request: Request, settled: Settled) -> None:
+        """Ends a request that wants no tokens; gives back slots of streams that were aborted while the prompt was read."""
         for stream in request.streams:
-            if stream.is_finished:  # aborted while the prompt was read; its slot waited for that
+            if stream.is_finished:
                 self._release(stream)
             elif request.limit == 0:
-                self._finish(stream, request, Finish(stream.stream_id, "length"), finished)
-            else:
-                self._decoding[stream] = request
+                self._finish(stream, request, Finish(stream.stream_id, "length"), settled)
 
-    def _take_token(self, stream: Stream, request: Request, token_id: int, is_bad: bool, finished: list[Finish]) -> None:
-        if is_bad:
-            error = "The model gave a number that is not finite for this request; other requests are not affected."
-            self._finish(stream, request, Finish(stream.stream_id, "error", error=error), finished)
-            return
-        stream.last_token = token_id
+    def _take_token(self, stream: Stream, request: Request, token_id: int, settled: Settled) -> None:
+        settled.stream_ids.append(stream.stream_id)
+        settled.token_ids.append(token_id)
         stream.num_generated += 1
         self.num_generated_tokens += 1
         if token_id in request.stop_ids and stream.num_generated > request.params.min_tokens:
-            self._finish(stream, request, Finish(stream.stream_id, "stop", stop_token_id=token_id), finished)
+            self._finish(stream, request, Finish(stream.stream_id, "stop", stop_token_id=token_id), settled)
         elif stream.num_generated >= request.limit:
-            self._finish(stream, request, Finish(stream.stream_id, "length"), finished)
+            self._finish(stream, request, Finish(stream.stream_id, "length"), settled)
 
-    def _finish(self, stream: Stream, request: Request, finish: Finish, finished: list[Finish]) -> None:
-        finished.append(finish)
+    def _finish(self, stream: Stream, request: Request, finish: Finish, settled: Settled) -> None:
+        settled.finished.append(finish)
         self._end(stream, request)
 
     def _end(self, stream: Stream, request: Request) -> None:
         stream.is_finished = True
         del self._streams[stream.stream_id]
-        if stream.slot < 0:  # still waiting; the queue drops the request when it comes to its head
+        if not request.is_admitted:  # the queue drops the request when it comes to its head
             self._num_waiting -= 1
             self._num_waiting_tokens -= 0 if request.living else len(request.prompt)
-        elif self._decoding.pop(stream, None) is not None or request.num_unread == 0:
+        elif request.num_unread == 0:
+            self._decoding.pop(stream, None)
             self._release(stream)
         elif not request.living:
             self._prefilling.remove(request)
@@ -196,5 +232,7 @@ class Scheduler:
                 self._release(each)
 
     def _release(self, stream: Stream) -> None:
-        self._free.append(stream.slot)
-        stream.slot = -1
+        """Gives a slot back, once; a stream that still reads its prompt keeps it until the last chunk is scheduled."""
+        if stream.slot >= 0:
+            self._free.append(stream.slot)
+            stream.slot = -1

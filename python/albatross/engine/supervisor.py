@@ -1,6 +1,7 @@
 """Keeps one engine process alive: starts it, carries messages, notices its death or silence, starts it again.
 
-Knows nothing of requests; `client` gets every message and every death through two callbacks on the event loop.
+Knows nothing of requests and of other engines; `worker` gets every message and every death through two callbacks on the
+event loop.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import zmq
@@ -22,6 +22,7 @@ import zmq.asyncio
 from albatross import errors
 from albatross.config import EngineConfig
 from albatross.engine.messages import EngineFailed, EngineReady, EngineStats, Envelope, FromEngine, Shutdown, ToEngine
+from albatross.engine.status import State, WorkerStatus
 from albatross.errors import AlbatrossError, EngineDeadError
 
 logger = logging.getLogger(__name__)
@@ -33,18 +34,6 @@ WATCH_S = 0.5  # between two looks at the engine's signs of life
 LEAVE_S = 5.0  # an engine told to shut down is killed after this
 MESSAGES_A_TURN = 16  # taken before other tasks run: a front that lags sends several tokens at once, and so catches up
 
-State = Literal["loading", "ready", "restarting", "failed", "stopped"]
-
-
-class EngineStatus(msgspec.Struct, frozen=True):
-    """How an engine is: `reason` says why it is not ready, `info` describes the last one that was."""
-
-    state: State
-    reason: str | None
-    info: EngineReady | None
-    stats: EngineStats
-    restarts: int
-
 
 class Supervisor:
     """One engine process at a time, each with its own epoch; messages of a dead one are dropped."""
@@ -55,8 +44,11 @@ class Supervisor:
         on_message: Callable[[FromEngine], None],
         on_death: Callable[[str], None],
         command: Sequence[str] = ENGINE_COMMAND,
+        worker: int = 0,
     ) -> None:
+        """`worker` is the engine's number among `config.workers`."""
         self._config = config
+        self._worker = worker
         self._on_message = on_message
         self._on_death = on_death
         self._command = command
@@ -74,8 +66,12 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def status(self) -> EngineStatus:
-        return EngineStatus(self._state, self._reason, self._info, self._stats, self._restarts)
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(self._state, self._reason, self._info, self._stats, self._restarts)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._state == "ready"
 
     def start(self) -> None:
         """Begins on the running event loop; returns at once."""
@@ -91,7 +87,7 @@ class Supervisor:
 
     def send(self, message: ToEngine) -> None:
         """Raises EngineDeadError if no engine is there to take it."""
-        if self._push is None or self._state != "ready":
+        if self._push is None or not self.is_ready:
             raise EngineDeadError(f"The engine is not ready: {self._reason}.")
         try:
             self._push.send(self._encoder.encode(message), zmq.NOBLOCK)
@@ -101,7 +97,8 @@ class Supervisor:
             ) from None
 
     async def close(self) -> None:
-        """Lets the engine leave, kills it if it does not, and removes the sockets."""
+        """Lets the engine leave, kills it if it does not, and removes the sockets. One that still loads is ended at once."""
+        is_at_work = self.is_ready
         with contextlib.suppress(EngineDeadError):
             self.send(Shutdown())
         self._state, self._reason = "stopped", "the server is shutting down"
@@ -109,7 +106,7 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._process is not None:
-            await self._end_process(self._process)
+            await self._end_process(self._process, is_at_work)
         self._close_push()
         self._pull.close(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -160,7 +157,7 @@ class Supervisor:
             self._stats = EngineStats()
             self._on_death(reason)
             delay = min(FIRST_DELAY_S * 2**failures, LONGEST_DELAY_S)
-            logger.error("engine lost: %s; starting it again in %.2f s", reason, delay)
+            logger.error("worker %d lost its engine: %s; starting it again in %.2f s", self._worker, reason, delay)
             await asyncio.sleep(delay)
 
     async def _run_once(self) -> str:
@@ -177,6 +174,7 @@ class Supervisor:
         self._process = process
         launch = {
             "config": self._config.model_dump(),
+            "worker": self._worker,
             "epoch": self._epoch,
             "receive_from": self._address(f"engine-{self._epoch}"),
             "send_to": self._address("front"),
@@ -201,11 +199,13 @@ class Supervisor:
                 await process.wait()
                 return f"the engine process gave no sign of life for {silence:.0f} s and was killed"
 
-    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_process(self, process: asyncio.subprocess.Process, is_at_work: bool) -> None:
         if process.returncode is not None:
             return
         if process.stdin is not None:
             process.stdin.close()
+        if not is_at_work:
+            process.terminate()
         try:
             await asyncio.wait_for(process.wait(), LEAVE_S)
         except asyncio.TimeoutError:
