@@ -39,13 +39,14 @@ wheel: $(INSTALLED_TEST) ## Build the wheel into dist/
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/python -m build --wheel
 
 gpu-test: $(INSTALLED_TEST) ## Run the GPU tests and benchmarks; needs a CUDA card
-	PYTHON=$(BIN)/python bash ci/gpu_check.sh
+	PYTHON=$(BIN)/python bash ci/gpu_check.sh $(ARGS)
 
 bench: $(INSTALLED_TEST) ## Measure the server and the engine on this machine (ARGS are passed on)
 	$(BIN)/python -m bench.serve $(ARGS)
 
-docs: $(INSTALLED_TEST) ## Write the pages that are made from the code
+docs: $(INSTALLED_TEST) ## Write the pages that are made from the code and the results
 	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python -m bench.pages
 
 clean: ## Remove what was built, but keep .venv
 	rm -rf build dist *.egg-info python/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,13 +25,15 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Result:
-    """One figure. `bound` is what it is held against: a physical limit, or a target; `details` is whatever explains it."""
+    """One figure. `bound` is what it is held against: a physical limit, or a bound that a test or the design sets; `target`
+    is what it is to reach, where that is another number; `details` is whatever explains it."""
 
     name: str
     value: float
     unit: str
     bound: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    target: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -74,11 +76,11 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 def write_report(results: Sequence[Result], out: Path | None) -> None:
     """Shows the results as a table, and writes them to `out` together with the machine they were measured on."""
-    table = Table("figure", "value", "unit", "bound", "ratio")
+    table = Table("figure", "value", "unit", "bound", "ratio", "target")
     for result in results:
-        bound = "" if result.bound is None else f"{result.bound:,.4g}"
+        bound, target = ("" if value is None else f"{value:,.4g}" for value in (result.bound, result.target))
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
-        table.add_row(result.name, f"{result.value:,.4g}", result.unit, bound, ratio)
+        table.add_row(result.name, f"{result.value:,.4g}", result.unit, bound, ratio, target)
     Console().print(table)
     if out is not None:
         rows = [{**asdict(result), "ratio": result.ratio} for result in results]
