@@ -5,6 +5,7 @@ Knows no op. The modules of the ops call it, each for its own.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, library
@@ -15,16 +16,18 @@ Tensors = dict[str, Tensor]  # an op's tensors by name; those not given are left
 _library = library.Library("albatross", "FRAGMENT")
 
 
-def register(op: str, arguments: str, check_tensors: Callable[[str, Tensors], None], meaning: Callable[..., None]) -> None:
-    """arguments: of the schema, all of them tensors. The fake calls `check_tensors(op, tensors)`, which raises RuntimeError; so
-    does the CPU implementation, which then calls `meaning` with the arguments as they came."""
+def register(
+    op: str, arguments: str, check_arguments: Callable[[str, dict[str, Any]], None], meaning: Callable[..., None]
+) -> None:
+    """arguments: of the schema. The fake calls `check_arguments(op, arguments)`, which raises RuntimeError; so does the CPU
+    implementation, which then calls `meaning` with the arguments as they came."""
     _library.define(f"{op}({arguments}) -> ()")
     names = [argument.name for argument in getattr(torch.ops.albatross, op).default._schema.arguments]
 
-    def fake(*args: Tensor | None) -> None:
-        check_tensors(op, {name: x for name, x in zip(names, args, strict=True) if x is not None})
+    def fake(*args: Any) -> None:
+        check_arguments(op, {name: x for name, x in zip(names, args, strict=True) if x is not None})
 
-    def implementation(*args: Tensor | None) -> None:
+    def implementation(*args: Any) -> None:
         fake(*args)
         meaning(*args)
 

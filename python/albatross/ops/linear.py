@@ -5,12 +5,13 @@ Knows shapes, nothing of layers; `models/linear.py` decides which product is com
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
 from albatross.ops._checks import describe
-from albatross.ops._loader import load_native
+from albatross.ops._registry import need_library, register
 from albatross.reference import linear as reference
 from albatross.reference.linear import ACTIVATIONS
 
@@ -18,11 +19,6 @@ MAX_PRODUCTS = 32  # of one call
 ROWS_LIMIT = 8  # most rows of both ops
 _COUNTERS = 1 << 16  # numbers at the head of a workspace, as in csrc/linear.cpp
 _PARTIAL_SUMS = 4 << 20  # float32: 16 MiB, enough for outputs of 500,000 and for 16 blocks on each output of the value matrix
-
-_library = library.Library("albatross", "FRAGMENT")
-_library.define("grouped_linear(Tensor[] x, Tensor[] weight, int[] activation, Tensor(a!) workspace, Tensor(b!)[] out) -> ()")
-_library.define("sparse_linear(Tensor x, Tensor weight, float scale, Tensor(a!) workspace, Tensor(b!) out) -> ()")
-
 
 @cache
 def workspace(device: torch.device) -> Tensor:
@@ -37,7 +33,7 @@ def grouped_linear(x: Sequence[Tensor], weight: Sequence[Tensor], activation: Se
     rows may lie any multiple of 8 numbers apart. activation: see ACTIVATIONS. Sums are in float32, in an order that depends
     on shapes and card alone. Raises RuntimeError on a wrong argument, NativeLibraryError on CUDA without a usable library.
     """
-    _need_library(x[0])
+    need_library(x[0])
     codes = [ACTIVATIONS.index(name) for name in activation]
     torch.ops.albatross.grouped_linear(list(x), list(weight), codes, workspace(x[0].device), list(out))
 
@@ -47,42 +43,24 @@ def sparse_linear(x: Tensor, weight: Tensor, scale: float, out: Tensor) -> None:
 
     x: [T, K] fp16, T at most 8; weight: [K, N] fp16, sizes multiples of 8; out: [T, N] fp16 or fp32, mutated.
     """
-    _need_library(x)
+    need_library(x)
     torch.ops.albatross.sparse_linear(x, weight, scale, workspace(x.device), out)
 
 
-@library.impl(_library, "grouped_linear", "CPU")
-def _grouped_cpu(x: list[Tensor], weight: list[Tensor], activation: list[int], workspace: Tensor, out: list[Tensor]) -> None:
-    _grouped_fake(x, weight, activation, workspace, out)
-    reference.grouped_linear(x, weight, [ACTIVATIONS[code] for code in activation], out)
-
-
-@library.impl(_library, "sparse_linear", "CPU")
-def _sparse_cpu(x: Tensor, weight: Tensor, scale: float, workspace: Tensor, out: Tensor) -> None:
-    _sparse_fake(x, weight, scale, workspace, out)
-    reference.sparse_linear(x, weight, scale, out)
-
-
-@library.register_fake("albatross::grouped_linear", lib=_library)
-def _grouped_fake(x: list[Tensor], weight: list[Tensor], activation: list[int], workspace: Tensor, out: list[Tensor]) -> None:
-    op, lengths = "grouped_linear", [len(x), len(weight), len(activation), len(out)]
+def _check_grouped(op: str, arguments: dict[str, Any]) -> None:
+    lists = [arguments[name] for name in ("x", "weight", "activation", "out")]
+    lengths = [len(each) for each in lists]
     torch._check(
-        len(set(lengths)) == 1 and 1 <= len(x) <= MAX_PRODUCTS,
+        len(set(lengths)) == 1 and 1 <= lengths[0] <= MAX_PRODUCTS,
         lambda: f"{op}: x, weight, activation and out must be lists of 1 to {MAX_PRODUCTS} entries each, found {lengths}",
     )
-    for each_x, each_weight, code, each_out in zip(x, weight, activation, out, strict=True):
+    for x, weight, code, out in zip(*lists, strict=True):
         torch._check(0 <= code < len(ACTIVATIONS), lambda code=code: f"{op}: activation must be 0 to 3, found {code}")
-        _check_product(op, each_x, each_weight, each_out, is_transposed=False)
+        _check_product(op, x, weight, out, is_transposed=False)
 
 
-@library.register_fake("albatross::sparse_linear", lib=_library)
-def _sparse_fake(x: Tensor, weight: Tensor, scale: float, workspace: Tensor, out: Tensor) -> None:
-    _check_product("sparse_linear", x, weight, out, is_transposed=True)
-
-
-def _need_library(x: Tensor) -> None:
-    if x.is_cuda:
-        load_native(x.device)
+def _check_sparse(op: str, arguments: dict[str, Any]) -> None:
+    _check_product(op, arguments["x"], arguments["weight"], arguments["out"], is_transposed=True)
 
 
 def _check_product(op: str, x: Tensor, weight: Tensor, out: Tensor, *, is_transposed: bool) -> None:
@@ -100,3 +78,27 @@ def _check_product(op: str, x: Tensor, weight: Tensor, out: Tensor, *, is_transp
         out.shape == (x.shape[0], n) and out.dtype in (torch.float16, torch.float32) and out.device == x.device,
         lambda: f"{op}: out must be float16 or float32 [T, N] = [{x.shape[0]}, {n}] on {x.device}, found {describe(out)}",
     )
+
+
+def _grouped_meaning(
+    x: list[Tensor], weight: list[Tensor], activation: list[int], workspace: Tensor, out: list[Tensor]
+) -> None:
+    reference.grouped_linear(x, weight, [ACTIVATIONS[code] for code in activation], out)
+
+
+def _sparse_meaning(x: Tensor, weight: Tensor, scale: float, workspace: Tensor, out: Tensor) -> None:
+    reference.sparse_linear(x, weight, scale, out)
+
+
+register(
+    "grouped_linear",
+    "Tensor[] x, Tensor[] weight, int[] activation, Tensor(a!) workspace, Tensor(b!)[] out",
+    _check_grouped,
+    _grouped_meaning,
+)
+register(
+    "sparse_linear",
+    "Tensor x, Tensor weight, float scale, Tensor(a!) workspace, Tensor(b!) out",
+    _check_sparse,
+    _sparse_meaning,
+)
