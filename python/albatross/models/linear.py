@@ -79,8 +79,8 @@ class Linear:
 
     def project(self, main: Product, low_rank: LowRank) -> None:
         """Computes both, which do not depend on each other."""
-        for product in (main, *low_rank.downs, *low_rank.ups):
-            _multiply_by_torch(product)
+        _multiply_by_torch(main)
+        _multiply_low_rank_by_torch(low_rank)
 
     def multiply_value(self, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
         """out [T, C] = hidden [T, F] @ weight [F, C], `hidden` being a squared ReLU; its scale in float16 is undone."""
