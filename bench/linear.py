@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from albatross import ops
 from albatross.models.synth import SIZES
 from albatross.ops.linear import ROWS_LIMIT, grouped_linear, sparse_linear
-from bench.cuda import DEVICE, copy_bandwidth, need_cuda, time_graph
+from bench.cuda import DEVICE, bytes_result, open_card, time_graph
 from bench.timing import Result, make_parser, write_report
 
 WORKING_SET_BYTES = 1 << 30
@@ -90,10 +89,9 @@ def measure(model: str, rows: int, bandwidth: float) -> list[Result]:
             n, k = role.products[0]
             calls = value_calls(n, k, rows, number, kernel) if role.name == "value" else group_calls(role, rows, number, kernel)
             seconds = time_graph(calls)
-            details = {"us": seconds.median * 1e6, "us_low": seconds.low * 1e6, "us_high": seconds.high * 1e6, "bytes": num_bytes}
-            details["tflops"] = 2 * rows * weight_bytes / 2 / seconds.median / 1e12
-            name = f"{model}, {rows} rows: {role.name}, {kernel}"
-            results.append(Result(name, num_bytes / seconds.median / 1e9, "GB/s", bandwidth / 1e9, details))
+            result = bytes_result(f"{model}, {rows} rows: {role.name}, {kernel}", seconds, num_bytes, bandwidth)
+            result.details["tflops"] = rows * weight_bytes / seconds.median / 1e12  # two operations a weight of two bytes
+            results.append(result)
             del calls
     return results
 
@@ -103,10 +101,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["7.2b"], choices=list(SIZES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
     args = parser.parse_args()
-    need_cuda("bench.linear")
-    ops.load_native(DEVICE)
-    bandwidth = copy_bandwidth()
-    results = [Result("copy", bandwidth / 1e9, "GB/s")]
+    bandwidth, results = open_card("bench.linear")
     for model in args.model:
         for rows in args.rows:
             results += measure(model, rows, bandwidth)

@@ -20,7 +20,8 @@ INTRODUCTION = """# Configuration
 <!-- Made by tools/generate_docs.py from python/albatross/config.py. Change that file, then run `make docs`. -->
 
 A setting is a keyword (`LLM(max_num_seqs=8)`), a flag (`--max-num-seqs 8`) or an environment variable
-(`ALBATROSS_MAX_NUM_SEQS=8`). A keyword or flag wins over the variable, the variable over the default. A value of the wrong
+(`ALBATROSS_MAX_NUM_SEQS=8`). A keyword or flag wins over the variable, the variable over the default. What is on
+by default has a flag that switches it off (`--no-cuda-graphs`). A value of the wrong
 type or out of its range is refused at the start, with the setting's name.
 """
 
