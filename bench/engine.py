@@ -173,7 +173,7 @@ def main() -> None:
     parser = make_parser((__doc__ or "").partition("\n")[0])
     add_model(parser)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--state-dtype", default="float32")
+    parser.add_argument("--state-dtype", default="auto")
     parser.add_argument("--run-ahead", default="auto")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--temperature", type=float, default=1.0)

@@ -67,12 +67,9 @@ measure sampling all
 measure decode fp16 --profile 1 32 256 960
 measure decode fp32 --models 7.2b --rows 1 32 256 960 --state-dtype float32
 measure engine demo --device cuda --concurrency 1 32 256
-measure engine 1.5b --device cuda --model 1.5b --concurrency 1 8 32 256 960
-measure engine 7.2b --device cuda --model 7.2b --concurrency 1 8 32 128 256 960
-for concurrency in 128 512; do
-  measure engine "7.2b-generation-$concurrency" --device cuda --model 7.2b --generation --concurrency "$concurrency" \
-    --top-p 0.3 --state-dtype float16
-done
+measure engine 1.5b --device cuda --model 1.5b --concurrency 1 8 32 256 960 --continuous --repeats 3
+measure engine 7.2b --device cuda --model 7.2b --concurrency 1 8 32 128 256 960 --continuous --repeats 3
+measure engine 7.2b-generation --device cuda --model 7.2b --generation --concurrency 128 512 --top-p 0.3 --repeats 3
 if [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
   measure workers 1.5b --model 1.5b --workers 1 2 --concurrency 256
 fi

@@ -84,7 +84,9 @@ class EngineConfig(_Settings):
     dtype: Literal["auto", "float16", "float32"] = Field(
         "auto", description="Type of weights and activations. auto: float16 on CUDA, float32 on the CPU."
     )
-    state_dtype: Literal["float16", "float32"] = Field("float32", description="Type of the wkv states.")
+    state_dtype: Literal["auto", "float16", "float32"] = Field(
+        "auto", description="Type of the wkv states. auto: that of the weights."
+    )
     backend: Literal["auto", "native", "reference"] = Field(
         "auto", description="Whose kernels run the model and draw. auto: the native library's on CUDA, plain torch's on the CPU."
     )

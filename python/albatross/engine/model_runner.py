@@ -56,11 +56,12 @@ class ModelRunner:
         device = resolve_device(config.device)
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
+        dtype = resolve_dtype(config.dtype, device)
         self.model: RWKV7 = load_model(
             config.model_path,
             device=device,
-            dtype=resolve_dtype(config.dtype, device),
-            state_dtype=config.state_dtype,
+            dtype=dtype,
+            state_dtype=dtype if config.state_dtype == "auto" else config.state_dtype,
             backend=resolve_backend(config.backend, device),
         )
         self.device = self.model.device
