@@ -7,6 +7,7 @@ torch: its folder is found by path, also under build isolation. Environment vari
   CUDACXX, CUDA_HOME         the nvcc to use, as elsewhere
   TORCH_CUDA_ARCH_LIST       compute capabilities to build for, as in 8.0;9.0+PTX (default: see CMakeLists.txt)
   ALBATROSS_PTX_ONLY=1       where PTX is built, leave out the machine code of the same architecture: for tests of older code
+  ALBATROSS_GLIBC            oldest glibc to run with, as in 2.28: links by the package ziglang; wheels for other machines need it
   MAX_JOBS                   compilers to run at once
 """
 
@@ -105,6 +106,8 @@ def compile_library(toolchain: Toolchain, target: Path) -> dict[str, Any]:
         "TORCH_DIR": toolchain.torch,
         "ALBATROSS_ARCHS": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
         "ALBATROSS_PTX_ONLY": os.environ.get("ALBATROSS_PTX_ONLY", "0"),
+        "ALBATROSS_GLIBC": os.environ.get("ALBATROSS_GLIBC", ""),
+        "ALBATROSS_ZIG": f"{sys.executable};-m;ziglang",
     }
     options = [f"-D{name}={value}" for name, value in settings.items()]
     # The toolkit's packages keep in lib/ what nvcc looks for in lib64/.

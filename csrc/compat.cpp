@@ -1,5 +1,6 @@
 // Local copies of what gcc 9 and later, and glibc 2.32 and later, would import from the system's libraries, so that the
 // library also runs where those are older (manylinux_2_28). Knows nothing of the ops.
+#include <new>
 #include <sstream>
 
 template class std::basic_stringstream<char>;
@@ -9,3 +10,8 @@ extern "C" {
 // Read by libstdc++'s inlined shared_ptr; false only costs atomic reference counts.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 }
+
+namespace std {
+// Called by new[] of too many elements; libstdc++ exports it since gcc 11.
+__attribute__((visibility("hidden"))) void __throw_bad_array_new_length() { throw bad_array_new_length(); }
+}  // namespace std

@@ -15,7 +15,7 @@
 #include <algorithm>
 
 namespace albatross {
-namespace {
+inline namespace linear_rows_file {
 
 constexpr int kTile = 16;  // outputs of a tile
 constexpr int kRun = 32;   // numbers of K that a warp takes in a step: two instructions' worth
@@ -211,7 +211,7 @@ const char* launch(LinearParams& p, void* stream) {
                           static_cast<gpu_stream_t>(stream), p);
 }
 
-}  // namespace
+}  // namespace linear_rows_file
 
 const char* launch_linear_rows(LinearParams params, void* stream) {
   int longest = 0;

@@ -12,7 +12,7 @@
 #include <algorithm>
 
 namespace albatross {
-namespace {
+inline namespace linear_sparse_file {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
@@ -224,7 +224,7 @@ const char* launch(const LinearParams& p, gpu_stream_t stream) {
   return launch_dependent(linear_sparse_kernel<S>, grid, kThreads, sizeof(S), stream, p);
 }
 
-}  // namespace
+}  // namespace linear_sparse_file
 
 const char* launch_linear_sparse(LinearParams params, void* stream) {
   if (params.num_products != 1) return "one product at a time is possible";

@@ -6,7 +6,7 @@
 #include "norm.cuh"
 
 namespace albatross {
-namespace {
+inline namespace norm_file {
 
 // Up to this many tokens, a token is shared by kPacks blocks, each of which normalises all of it and mixes a fourth; more tokens
 // fill the card by themselves. In fp32, where a whole token would need more registers than there are, tokens are always shared.
@@ -249,7 +249,7 @@ Launcher choose(const Launcher (&table)[2][kNumSizes], const NormInput& input) {
   return table[static_cast<int>(input.dtype)][size];
 }
 
-}  // namespace
+}  // namespace norm_file
 
 const char* launch_add_norm_mix(const AddNormMixParams& params, void* stream) {
   if (params.input.num_tokens == 0 || params.input.num_channels == 0) return nullptr;

@@ -15,7 +15,7 @@
 #include "constants.h"
 
 namespace albatross {
-namespace {
+inline namespace sampling_file {
 
 // Sum of 2^((logit - tile_max) rate) over the ids of a tile whose key does not exceed `last`, the same in every lane.
 template <bool kHasLast>
@@ -381,7 +381,7 @@ const char* launch(const SampleParams& params, gpu_stream_t stream) {
   return launch_dependent(sample_kernel<P>, dim3(static_cast<unsigned>(params.num_rows)), kThreads, 0, stream, P{params});
 }
 
-}  // namespace
+}  // namespace sampling_file
 
 const char* launch_sample(const SampleParams& params, void* stream) {
   if (params.num_rows == 0) return nullptr;

@@ -8,7 +8,7 @@
 #include "tmix.h"
 
 namespace albatross {
-namespace {
+inline namespace tmix_file {
 
 constexpr int kThreads = 128;
 constexpr int kPack = 8;                         // channels of a thread
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) squared_relu_kernel(const SquaredRel
   if (blockIdx.x == gridDim.x - 1 && rest < p.numel) assign(x[rest], squared_relu(to_float(x[rest]), bound, scale));
 }
 
-}  // namespace
+}  // namespace tmix_file
 
 const char* launch_tmix_prepare(const TmixPrepareParams& params, void* stream) {
   if (params.num_tokens == 0 || params.num_heads == 0) return nullptr;

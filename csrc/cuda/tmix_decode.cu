@@ -11,7 +11,7 @@
 #include "wkv7.cuh"
 
 namespace albatross {
-namespace {
+inline namespace tmix_decode_file {
 
 constexpr int kRows = kHeadSize / kRowsPerPass;  // value rows of a thread: a block does a whole head
 constexpr int kNumWarps = kWkvThreads / 32;
@@ -168,7 +168,7 @@ using Launcher = const char* (*)(const TmixDecodeParams&, gpu_stream_t);
 constexpr Launcher kDecode[2][2] = {
     {decode<__half, __half>, decode<__half, float>}, {decode<float, __half>, decode<float, float>}};
 
-}  // namespace
+}  // namespace tmix_decode_file
 
 const char* launch_tmix_decode(const TmixDecodeParams& params, void* stream) {
   if (params.num_tokens == 0 || params.num_heads == 0) return nullptr;

@@ -8,7 +8,7 @@
 #include "wkv7.h"
 
 namespace albatross {
-namespace {
+inline namespace wkv7_file {
 
 constexpr int kChunk = 8;  // tokens staged at once
 
@@ -117,7 +117,7 @@ using Launcher = const char* (*)(const Wkv7Params&, gpu_stream_t);
 constexpr Launcher kPrefill[2][2] = {
     {prefill<__half, __half>, prefill<__half, float>}, {prefill<float, __half>, prefill<float, float>}};
 
-}  // namespace
+}  // namespace wkv7_file
 
 const char* launch_wkv7_prefill(const Wkv7Params& params, void* stream) {
   if (params.num_rows == 0 || params.num_heads == 0) return nullptr;

@@ -67,7 +67,8 @@ def test_the_slower_of_memory_and_arithmetic_is_the_limit() -> None:
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("void albatross::(anonymous namespace)::tmix_decode_kernel<__half, 64>(albatross::TmixParams)", "tmix_decode_kernel"),
+        ("void albatross::tmix_decode_file::tmix_decode_kernel<__half, 64>(albatross::TmixParams)", "tmix_decode_kernel"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<int, 4>(int*)", "CatArrayBatchedCopy"),
         ("void at::native::elementwise_kernel<128, at::A<(int)2>, f(std::pair<int, long>)>(int, long)", "elementwise_kernel"),
         ("nvjet_hsh_128x64_64x8_2x1_v_bz_TNT", "nvjet_hsh_128x64_64x8_2x1_v_bz_TNT"),
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
