@@ -52,7 +52,7 @@ class DecodeStep:
     def run(self, num_rows: int) -> None:
         """Gives one step to the device; the tokens it draws are what the next one reads."""
         assert self.runner.graphs is not None  # on CUDA, and nothing here switches them off
-        self.runner.graphs.run(range(num_rows))
+        self.runner.graphs.run_decode(range(num_rows))
 
     def cost(self, num_rows: int) -> StepCost:
         model = self.runner.model

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from albatross import LLM, SamplingParams
 from albatross.config import EngineConfig
@@ -97,9 +98,12 @@ def test_replayed_steps_agree_with_launched_ones(rows: list[dict[str, Any]]) -> 
 
 @pytest.mark.parametrize("number", [1, 8])
 def test_a_replay_of_its_own_size_has_the_bits_of_a_launched_step(rows: list[dict[str, Any]], number: int) -> None:
+    """The budget is that of the prompts together, so that the step that reads them has a graph of its size as well."""
     params = SamplingParams(seed=3, top_p=0.9, max_tokens=30, ignore_eos=True, logprobs=3, frequency_penalty=0.2)
-    prompts = [row["prompt"] for row in rows[:number]]
-    launched, replayed = (LLM(max_num_seqs=8, device="cuda", cuda_graphs=is_on) for is_on in (False, True))
+    llm = LLM(device="cpu")
+    prompts = [llm.encode(row["prompt"]) for row in rows[:number]]
+    limits = {"max_num_seqs": number, "max_num_batched_tokens": sum(map(len, prompts))}
+    launched, replayed = (LLM(**limits, device="cuda", cuda_graphs=is_on) for is_on in (False, True))
     plain, graphed = (llm.generate(prompts, params, progress=False) for llm in (launched, replayed))
     assert bits(plain) == bits(graphed)
 
@@ -164,33 +168,43 @@ def test_padding_of_a_replayed_step_touches_no_slot() -> None:
         runner.sampler.last_token.fill_(5)
         tensors = (runner.pool.wkv, runner.pool.shift, runner.sampler.last_token, runner.sampler.position)
         before = [tensor.clone() for tensor in tensors]
-        runner.graphs.run([4, 0, 6])
+        runner.graphs.run_decode([4, 0, 6])
     others = [1, 2, 3, 5, 7]
     assert all(torch.equal(tensor[others], old[others]) for tensor, old in zip(tensors, before, strict=True))
     assert not torch.equal(runner.pool.wkv[4], before[0][4])
     assert (runner.sampler.position - before[3]).tolist() == [1, 0, 0, 0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("spare_mib", [2, 24])  # too little for the buffers, and for what the first capture takes
-def test_graphs_that_do_not_fit_are_refused_and_take_nothing(spare_mib: int) -> None:
+@pytest.mark.parametrize("share", [0.1, 0.6])  # of what they take: too little for the first capture, and for all
+def test_graphs_that_do_not_fit_are_refused_and_take_nothing(share: float) -> None:
     llm = LLM(max_num_seqs=NUM_SLOTS, device="cuda", cuda_graphs=False)
     llm.generate(["Hi"] * NUM_SLOTS, SamplingParams(max_tokens=2), progress=False)  # what libraries take once is taken
     runner = runner_of(llm)
-    gc.collect()
-    torch.cuda.empty_cache()
-    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((reserved + (spare_mib << 20)) / total)
-    sentence = r"256 rows needs more than the \d+\.\d+ GiB .* cuda_graphs"
-    try:
-        with torch.inference_mode(), pytest.raises(ConfigError, match=sentence):
-            runner._capture(1)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    gc.collect()
-    assert torch.cuda.memory_allocated() <= before + (1 << 20)
+
+    def capture() -> Tensor:
+        return runner._capture(1024, 1).run_decode(range(NUM_SLOTS)).clone()
+
+    def reserved() -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
     with torch.inference_mode():
-        assert runner._capture(1).run(range(NUM_SLOTS)).shape == (NUM_SLOTS, runner.vocab_size)
+        before = reserved()
+        torch.cuda.reset_peak_memory_stats()
+        expected = capture()
+        needed = torch.cuda.max_memory_reserved() - before
+        del expected
+        allocated, limit = torch.cuda.memory_allocated(), reserved() + int(share * needed)
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+        try:
+            with pytest.raises(ConfigError, match=r"256 rows and 1024 tokens needs more than the \d+\.\d+ GiB .* cuda_graphs"):
+                capture()
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        reserved()
+        assert torch.cuda.memory_allocated() <= allocated + (1 << 20)
+        assert capture().shape == (NUM_SLOTS, runner.vocab_size)
 
 
 async def test_an_engine_that_does_not_fit_says_so_and_leaves_no_process() -> None:

@@ -1,17 +1,21 @@
-"""CUDA graphs of the whole decode step: one replay in the place of hundreds of launches, one graph a padded number of rows.
+"""CUDA graphs of the whole step: one replay in the place of hundreds of launches.
 
-A graph takes slots and nothing else: it reads what they drew last, runs the model and draws. A step of R rows replays the
-smallest graph with at least R rows; the rest are padding (slot -1), which leaves no trace. Knows nothing of requests;
-`model_runner` uses it for steps without prompts.
+Two families. Decode graphs, one a padded number of rows, take slots and nothing else: they read what those drew last, run the
+model and draw. Mixed graphs, one a padded number of tokens, take rows of any length: decoding rows and chunks of prompts. A step
+replays the smallest graph that holds it; the rest is padding, which leaves no trace. Knows nothing of requests; `model_runner`
+uses it.
 """
 
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from albatross.engine.packing import NOTHING, PADDING_SLOT, Packed
 from albatross.engine.sampler import Sampler
 from albatross.engine.staging import Staging
 from albatross.models.rwkv7 import RWKV7
@@ -21,67 +25,112 @@ logger = logging.getLogger(__name__)
 
 _FINE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STRIDES = ((256, 32), (512, 64), (1 << 30, 128))  # up to so many rows, a graph every so many
+_LEAST_MIXED = 8  # tokens of the smallest mixed graph
 _WARM_UPS = 2  # runs before a capture, in which libraries make their handles and choose their kernels
-_PADDING_SLOT = -1
 
 
-def graph_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows to capture, ascending; the last is `max_rows` itself."""
+def graph_sizes(max_size: int) -> list[int]:
+    """Numbers of rows or tokens to capture, ascending; the last is `max_size` itself."""
     sizes = list(_FINE_SIZES)
     for limit, stride in _STRIDES:
-        sizes += range(sizes[-1] + stride, min(limit, max_rows) + 1, stride)
-    return sorted({size for size in sizes if size < max_rows} | {max_rows})
+        sizes += range(sizes[-1] + stride, min(limit, max_size) + 1, stride)
+    return sorted({size for size in sizes if size < max_size} | {max_size})
 
 
-class DecodeGraphs:
+def mixed_step(
+    model: RWKV7, pool: StatePool, sampler: Sampler, packed: Sequence[Tensor], is_decode: bool, out: Tensor | None = None
+) -> Tensor:
+    """Runs the model over a packed step whose columns (see `Packed`) are int32 on the device, and draws.
+
+    Returns the raw logits of the draws, [K, V] float32; out: where they go.
+    """
+    tokens, bounds, slots, logits_index, draws = packed
+    drawn = sampler.last_token.index_select(0, (-1 - tokens).clamp(min=0))
+    token_ids = torch.where(tokens < 0, drawn, tokens)
+    logits = model.forward(token_ids, bounds, slots, logits_index.long(), pool, is_decode=is_decode, out=out)
+    if len(draws):
+        sampler.draw(logits, draws)
+    return logits
+
+
+class StepGraphs:
     """All graphs of one model, pool and sampler, with their buffers: made at construction, which may run out of memory."""
 
-    def __init__(self, model: RWKV7, pool: StatePool, sampler: Sampler, max_rows: int, depth: int) -> None:
-        """depth: steps that may be in flight at once."""
-        device = model.device
+    def __init__(self, model: RWKV7, pool: StatePool, sampler: Sampler, max_tokens: int, depth: int) -> None:
+        """max_tokens: of a mixed step, at least as many as there are slots. depth: steps that may be in flight at once."""
+        device, max_rows = model.device, pool.num_slots
         free, _ = torch.cuda.mem_get_info(device)
         started = time.monotonic()
-        self._sizes = graph_sizes(max_rows)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._staging = Staging(max_rows, device, depth)
-        self._slots = torch.full((max_rows,), _PADDING_SLOT, dtype=torch.int32, device=device)
+        self._model, self._pool, self._sampler, self._max_rows = model, pool, sampler, max_rows
+        self._memory: Any = None  # handle of the memory pool that all graphs share
+        num_inputs = max_tokens + 4 * max_rows + 1
+        self._staging = Staging(num_inputs, device, depth)
+        self._inputs = torch.empty(num_inputs, dtype=torch.int32, device=device)
         self._bounds = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_rows, device=device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, device=device)
-        self._capture_all(model, pool, sampler)
+        mixed_sizes = [size for size in graph_sizes(max_tokens) if size >= min(_LEAST_MIXED, max_tokens)]
+        self._mixed = self._capture("mixed", mixed_sizes, self._mixed_step, self._pad)
+        self._decode = self._capture("decode", graph_sizes(max_rows), self._decode_step, lambda size: ([PADDING_SLOT] * size,))
         left, _ = torch.cuda.mem_get_info(device)
         logger.info(
-            "captured %d decode graphs of up to %d rows in %.1f s, %.2f GiB, %.2f GiB left",
-            len(self._sizes), max_rows, time.monotonic() - started, (free - left) / 2**30, left / 2**30,
+            "captured %d decode graphs of up to %d rows and %d mixed ones of up to %d tokens in %.1f s, %.2f GiB, %.2f GiB left",
+            len(self._decode), max_rows, len(self._mixed), max_tokens, time.monotonic() - started,
+            (free - left) / 2**30, left / 2**30,
         )  # fmt: skip
 
-    def run(self, slots: Sequence[int]) -> torch.Tensor:
+    def run_decode(self, slots: Sequence[int]) -> Tensor:
         """One decode step of these slots: each draws its next token, and its state is advanced.
 
         Returns the raw logits [R, V] float32, which the next call overwrites. Nothing waits for the device.
         """
-        num_rows = len(slots)
-        size = self._sizes[bisect_left(self._sizes, num_rows)]
-        self._staging.upload((slots, [_PADDING_SLOT] * (size - num_rows)), out=self._slots)
-        self._graphs[size].replay()
-        return self._logits[:num_rows]
+        size, graph = _smallest(self._decode, len(slots))
+        self._staging.upload((slots, [PADDING_SLOT] * (size - len(slots))), out=self._inputs)
+        graph.replay()
+        return self._logits[: len(slots)]
 
-    def _capture_all(self, model: RWKV7, pool: StatePool, sampler: Sampler) -> None:
-        """The largest first, so that the smaller ones find room in its memory. All rows are padding meanwhile."""
-        memory = None
-        for number, size in enumerate(reversed(self._sizes), start=1):
-            logger.info("capturing decode graph %d of %d (%d rows)", number, len(self._sizes), size)
+    def run_mixed(self, packed: Packed) -> Tensor:
+        """One step of rows of any length. Returns the raw logits of its draws, [K, V] float32, as `run_decode` does."""
+        size, graph = _smallest(self._mixed, max(len(packed.tokens), len(packed.draws)))
+        self._staging.upload(self._pad(size, packed), out=self._inputs)
+        graph.replay()
+        return self._logits[: len(packed.draws)]
+
+    def _pad(self, size: int, packed: Packed = NOTHING) -> Packed:
+        return packed.padded(size, min(size, self._max_rows))
+
+    def _capture(
+        self, kind: str, sizes: Sequence[int], step: Callable[[int], None], padding: Callable[[int], Sequence[Sequence[int]]]
+    ) -> dict[int, torch.cuda.CUDAGraph]:
+        """Graphs by ascending size. The largest comes first, so that the smaller ones find room in its memory. All rows are
+        padding meanwhile."""
+        graphs = {}
+        for number, size in enumerate(reversed(sizes), start=1):
+            logger.info("capturing %s graph %d of %d (%d)", kind, number, len(sizes), size)
+            self._staging.upload(padding(size), out=self._inputs)
             for _ in range(_WARM_UPS):
-                self._step(model, pool, sampler, size)
+                step(size)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory):
-                self._step(model, pool, sampler, size)
-            memory = memory or graph.pool()
-            self._graphs[size] = graph
+            with torch.cuda.graph(graph, pool=self._memory):
+                step(size)
+            self._memory = self._memory or graph.pool()
+            graphs[size] = graph
+        return dict(reversed(graphs.items()))
 
-    def _step(self, model: RWKV7, pool: StatePool, sampler: Sampler, size: int) -> None:
-        slots = self._slots[:size]
-        token_ids = sampler.last_token.index_select(0, slots.clamp(min=0))
+    def _decode_step(self, size: int) -> None:
+        slots = self._inputs[:size]
+        token_ids = self._sampler.last_token.index_select(0, slots.clamp(min=0))
         rows, bounds, logits = self._rows[:size], self._bounds[: size + 1], self._logits[:size]
-        model.forward(token_ids, bounds, slots, rows, pool, is_decode=True, out=logits)
-        sampler.draw(logits, slots)
+        self._model.forward(token_ids, bounds, slots, rows, self._pool, is_decode=True, out=logits)
+        self._sampler.draw(logits, slots)
+
+    def _mixed_step(self, size: int) -> None:
+        rows = min(size, self._max_rows)
+        columns = self._inputs[: size + 4 * rows + 1].split([size, rows + 1, rows, rows, rows])
+        mixed_step(self._model, self._pool, self._sampler, columns, False, self._logits[:rows])
+
+
+def _smallest(graphs: dict[int, torch.cuda.CUDAGraph], size: int) -> tuple[int, torch.cuda.CUDAGraph]:
+    sizes = list(graphs)
+    found = sizes[bisect_left(sizes, size)]
+    return found, graphs[found]

@@ -6,7 +6,6 @@ the device, where the next step finds it; `core.EngineCore` launches a step and 
 
 import logging
 import time
-from array import array
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Protocol
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor
 
 from albatross.config import EngineConfig
-from albatross.engine.graphs import DecodeGraphs, graph_sizes
+from albatross.engine.graphs import StepGraphs, graph_sizes, mixed_step
 from albatross.engine.messages import EngineReady
+from albatross.engine.packing import pack
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
 from albatross.engine.staging import Staging
@@ -72,14 +72,15 @@ class ModelRunner:
             lambda: Sampler(self.num_slots, self.vocab_size, self.device, self.model.backend),
             self.device, f"A sampler of {self.num_slots} slots", "lower max_num_seqs",
         )  # fmt: skip
-        budget, depth = config.token_budget(self.device.type), config.steps_ahead(self.device.type) + 1
-        self._staging = Staging(4 * self.num_slots + 1 + budget, self.device, depth)
-        self.graphs: DecodeGraphs | None = None
+        max_tokens, depth = config.token_budget(self.device.type), config.steps_ahead(self.device.type) + 1
+        max_tokens = max(max_tokens, self.num_slots)
+        self._staging = Staging(4 * self.num_slots + 1 + max_tokens, self.device, depth)
+        self.graphs: StepGraphs | None = None
         if config.autotune:
             self._tune()
         if config.cuda_graphs and self.device.type == "cuda" and self.model.backend == "native":
             with torch.inference_mode(), torch.cuda.device(self.device):
-                self.graphs = self._capture(depth)
+                self.graphs = self._capture(max_tokens, depth)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Pending:
@@ -89,8 +90,11 @@ class ModelRunner:
             if step.admitted:
                 self.pool.zero([request.streams[0].slot for request in step.admitted])
             slots = [stream.slot for stream, _ in step.draws]
-            graphs = None if step.chunks else self.graphs
-            logits = self._launch_packed(step, slots) if graphs is None else graphs.run(slots)
+            logits = self._advance(step, slots)
+            for chunk in step.chunks:
+                forks = [stream.slot for stream in chunk.samples if stream.slot != chunk.slot]
+                if forks:
+                    self.pool.copy(chunk.slot, forks)
             return self.sampler.collect(logits, slots)
 
     def forbid(self, token_ids: Sequence[int]) -> None:
@@ -118,37 +122,21 @@ class ModelRunner:
         if num_made:
             logger.info("measured %d kernel choices in %.1f s", num_made, time.monotonic() - started)
 
-    def _capture(self, depth: int) -> DecodeGraphs:
-        purpose = f"The capture of decode graphs of up to {self.num_slots} rows"
-        advice = "lower max_num_seqs, or switch cuda_graphs off"
+    def _capture(self, max_tokens: int, depth: int) -> StepGraphs:
+        purpose = f"The capture of graphs of up to {self.num_slots} rows and {max_tokens} tokens"
+        advice = "lower max_num_seqs or max_num_batched_tokens, or switch cuda_graphs off"
         require_free(2 * 4 * self.num_slots * self.vocab_size, self.device, purpose, advice)  # logits, as drawn from and kept
         return within_memory(
-            lambda: DecodeGraphs(self.model, self.pool, self.sampler, self.num_slots, depth), self.device, purpose, advice
+            lambda: StepGraphs(self.model, self.pool, self.sampler, max_tokens, depth), self.device, purpose, advice
         )
 
-    def _launch_packed(self, step: Step, draw_slots: list[int]) -> Tensor:
-        """One forward pass over the decoding rows and, behind them, the chunks; then forks and draws. Returns the logits of
-        the draws, [K, V]."""
-        num_decoding = step.num_decoding
-        ends = list(range(num_decoding + 1))
-        logits_index = list(range(num_decoding))
-        prompt: array[int] = array("I")
-        for chunk in step.chunks:
-            prompt.extend(chunk.tokens)
-            ends.append(num_decoding + len(prompt))
-            logits_index += [ends[-1] - 1] * len(chunk.samples)
-        row_slots = draw_slots[:num_decoding] + [chunk.slot for chunk in step.chunks]
-        slots, bounds, index, drawing, prompt_ids = self._staging.upload((row_slots, ends, logits_index, draw_slots, prompt))
-        token_ids = torch.cat((self.sampler.last_token.index_select(0, slots[:num_decoding]), prompt_ids))
-        is_decode = len(token_ids) == len(slots)
-        logits = self.model.forward(token_ids, bounds, slots, index.long(), self.pool, is_decode=is_decode)
-        for chunk in step.chunks:
-            forks = [stream.slot for stream in chunk.samples if stream.slot != chunk.slot]
-            if forks:
-                self.pool.copy(chunk.slot, forks)
-        if draw_slots:
-            self.sampler.draw(logits, drawing)
-        return logits
+    def _advance(self, step: Step, slots: list[int]) -> Tensor:
+        """The model and the draws of `slots`, whose raw logits are returned, [K, V]."""
+        if self.graphs is not None:
+            return self.graphs.run_mixed(pack(step)) if step.chunks else self.graphs.run_decode(slots)
+        packed = pack(step)
+        columns, is_decode = self._staging.upload(packed), len(packed.tokens) == len(packed.slots)
+        return mixed_step(self.model, self.pool, self.sampler, columns, is_decode)
 
 
 def resolve_device(device: str) -> str:
