@@ -212,7 +212,7 @@ async def test_an_engine_that_does_not_fit_says_so_and_leaves_no_process() -> No
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     rest = torch.empty(free - (5 << 29), dtype=torch.uint8, device="cuda")  # leaves 2.5 GiB: a context and the model, no more
-    client = await EngineClient.start(EngineConfig(device="cuda", max_num_seqs=4096))
+    client = await EngineClient.start(EngineConfig(device="cuda", max_num_seqs=4096, state_dtype="float32"))
     with pytest.raises(ConfigError, match=r"needs .*\d GiB .* lower max_num_seqs"):
         await asyncio.wait_for(client.wait_ready(), 120)
     process = client._workers[0].supervisor._process

@@ -14,8 +14,9 @@ IMPORT_LIMIT_S = 0.15
 
 BASE = ("albatross.constants", "albatross.errors")
 SETTINGS = ("albatross.config", "albatross.sampling_params", "albatross.tokenizer")
+BUILD = ("albatross.build",)
 OPS, REFERENCE, MODELS = ("albatross.ops",), ("albatross.reference",), ("albatross.models",)
-CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler", "router", "status"))
+CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler", "packing", "router", "status"))
 COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "staging", "sampler", "core"))
 FRONT = (
     *(f"albatross.engine.{name}" for name in ("process", "supervisor", "worker", "client", "output_processor")),
@@ -38,7 +39,8 @@ class Row:
 ROWS = (
     Row(BASE, only_packages=()),
     Row(SETTINGS, BASE, ("torch", "asyncio", *WEB)),
-    Row(OPS, BASE, only_packages=("torch",)),
+    Row(BUILD, BASE, only_packages=()),
+    Row(OPS, BASE + BUILD, only_packages=("torch",)),
     Row(REFERENCE, BASE, only_packages=("torch",)),
     Row(MODELS, BASE + SETTINGS + OPS + REFERENCE, ("asyncio", *WEB)),
     Row(CONTROL, BASE + SETTINGS, ("torch", "asyncio", "albatross.tokenizer", *WEB)),

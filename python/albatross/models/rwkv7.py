@@ -37,6 +37,24 @@ class Rows(NamedTuple):
     slots: Tensor  # [R], negative for padding
 
 
+class Mixed(NamedTuple):
+    """The rows of a step with prompts, divided: those of one token at the front, whose token i is row i, and all others."""
+
+    is_single: Tensor  # [N, 1] bool, of the first N rows
+    single_slots: Tensor  # [N] int32, negative for the others
+    other_slots: Tensor  # [R] int32, negative for the single ones
+
+    @classmethod
+    def divide(cls, rows: Rows, num_tokens: int) -> "Mixed":
+        bounds, slots = rows.cu_seqlens, rows.slots
+        places = torch.arange(len(slots), device=slots.device, dtype=torch.int32)
+        is_single = (bounds[:-1] == places) & (bounds[1:] == places + 1)
+        front = min(len(slots), num_tokens)
+        padding = torch.full_like(slots, -1)
+        single, others = torch.where(is_single, slots, padding), torch.where(is_single, padding, slots)
+        return cls(is_single[:front, None], single[:front], others)
+
+
 class Workspace:
     """Every tensor that a forward pass of T tokens writes on its way, allocated once for all layers and never cleared."""
 
@@ -108,6 +126,7 @@ class RWKV7:
         The states of `slots` in `pool` are overwritten. On CUDA with the native backend nothing waits for the device.
         """
         rows = self._locate(len(token_ids), cu_seqlens, slots, is_decode)
+        mixed_rows = None if is_decode else Mixed.divide(rows, len(token_ids))
         work = Workspace(self.config, len(token_ids), self.device, self.dtype)
         x, x_next = work.residual
         x.copy_(F.embedding(token_ids, self._embedding))
@@ -115,7 +134,7 @@ class RWKV7:
         shifts = iter(pool.shift.flatten(1, 2).unbind(1))
         for layer, wkv in zip(self._layers, pool.wkv.unbind(1), strict=True):
             self._ops.add_norm_mix(x, delta, *layer.ln1, layer.mix, next(shifts), *rows, x_next, work.mixed)
-            mixed = self._time_mix(layer, wkv, rows, work, is_decode)
+            mixed = self._time_mix(layer, wkv, rows, mixed_rows, work)
             self._linear.multiply(Product(mixed, layer.output, work.delta))
             self._ops.add_norm_mix(x_next, work.delta, *layer.ln2, layer.cmix_mix, next(shifts), *rows, x, work.mixed_cmix)
             self._linear.multiply(Product(work.mixes[0], layer.cmix_key, work.cmix_hidden, "squared_relu"))
@@ -152,26 +171,45 @@ class RWKV7:
         token_rows = torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)
         return Rows(cu_seqlens, token_rows.clamp_(max=len(slots) - 1), slots)
 
-    def _time_mix(self, layer: Layer, state: Tensor, rows: Rows, work: Workspace, is_decode: bool) -> Tensor:
-        """Time mixing of `work.mixed` up to the output matrix, [T, C]; advances the rows' states in `state` [S, H, N, N]."""
+    def _time_mix(self, layer: Layer, state: Tensor, rows: Rows, mixed_rows: Mixed | None, work: Workspace) -> Tensor:
+        """Time mixing of `work.mixed` up to the output matrix, [T, C]; advances the rows' states in `state` [S, H, N, N].
+
+        mixed_rows is None where every row has one token.
+        """
         rkv = work.rkv_first if layer.v0 is None else work.rkv
         self._project(layer, work, rkv)
+        out = work.mixes[0]  # the mixed inputs are multiplied by now; the decay's logit in it has been read by then
+        if mixed_rows is None:
+            self._time_mix_singles(layer, state, rkv, rows.slots, work, out)
+            return out
+        self._time_mix_chunks(layer, state, rkv, rows.cu_seqlens, mixed_rows.other_slots, work, out)
+        single = work.mixes[1][: len(mixed_rows.single_slots)]
+        self._time_mix_singles(layer, state, rkv, mixed_rows.single_slots, work, single)
+        torch.where(mixed_rows.is_single, single, out[: len(single)], out=out[: len(single)])
+        return out
+
+    def _time_mix_singles(self, layer: Layer, state: Tensor, rkv: Tensor, slots: Tensor, work: Workspace, out: Tensor) -> None:
+        """The first tokens, of which token i is all that the row in slots[i] has."""
+        front = slice(len(slots))
+        r, k, v = rkv[:, front].unbind()
+        v_gate, w, a, g = work.loras[:, front].unbind()
+        v_gate, v_first = (v_gate, work.v_first[front]) if layer.v0 is not None else (None, None)
+        constants = (layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, layer.r_k, *layer.ln_x)
+        self._ops.tmix_decode(state, r, k, v, w, a, v_gate, g, v_first, *constants, slots, out)
+
+    def _time_mix_chunks(
+        self, layer: Layer, state: Tensor, rkv: Tensor, cu_seqlens: Tensor, slots: Tensor, work: Workspace, out: Tensor
+    ) -> None:
+        """Rows of any length; out is written for all tokens, also those of padding."""
         r, k, v = rkv.unbind()
         v_gate, w, a, g = work.loras.unbind()
-        gate = (v_gate, work.v_first) if layer.v0 is not None else (None, None)
-        constants = (layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a)
-        readout = (layer.r_k, *layer.ln_x)
-        *prepared, y = work.mixes  # the mixed inputs are multiplied by now
-        out = prepared[0]  # the decay's logit, which is not needed any more when the output is written
-        if is_decode:
-            self._ops.tmix_decode(state, r, k, v, w, a, gate[0], g, gate[1], *constants, *readout, rows.slots, out)
-            return out
-        self._ops.tmix_prepare(k, v, w, a, *gate, *constants, *prepared)
+        v_gate, v_first = (v_gate, work.v_first) if layer.v0 is not None else (None, None)
+        *prepared, y = work.mixes
+        self._ops.tmix_prepare(k, v, w, a, v_gate, v_first, layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, *prepared)
         _, k, v, _, _ = prepared
         r_heads, *heads, y_heads = (x.view(-1, self.config.num_heads, HEAD_SIZE) for x in (r, *prepared, y))
-        self._ops.wkv7_prefill(state, r_heads, *heads, rows.cu_seqlens, rows.slots, y_heads)
-        self._ops.tmix_readout(y, r, k, v, g, *readout, out)
-        return out
+        self._ops.wkv7_prefill(state, r_heads, *heads, cu_seqlens, slots, y_heads)
+        self._ops.tmix_readout(y, r, k, v, g, layer.r_k, *layer.ln_x, out)
 
     def _project(self, layer: Layer, work: Workspace, rkv: Tensor) -> None:
         """Time mixing's products: `work.mixed` into `rkv` [3, T, C] and `work.loras`."""
