@@ -9,7 +9,7 @@ what the results say; the tests use it.
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,19 +37,25 @@ class Report(NamedTuple):
         return f"{card}, commit {self.machine['commit'][:7]}, `{self.path.relative_to(ROOT)}`"
 
 
-def newest_report(folder: Path = RESULTS) -> Report:
-    """The newest file in `folder` that was measured on a card."""
+def read_reports(folder: Path = RESULTS) -> list[Report]:
+    """The files in `folder` that were measured on a card, the newest first."""
     contents = [(path, json.loads(path.read_text())) for path in folder.glob("*.json")]
     reports = [Report(path, content["machine"], content["results"]) for path, content in contents if content["machine"]["gpus"]]
-    return max(reports, key=lambda report: str(report.machine["date"]))
+    return sorted(reports, key=lambda report: str(report.machine["date"]), reverse=True)
 
 
-def pages(report: Report) -> dict[Path, str]:
-    """Every page as the results say."""
-    found = {README: _filled(README, readme_figures(report)), NUMERICS: _filled(NUMERICS, drift_figures(report))}
-    if decode_rows(report):
-        found[PLOT] = decode_plot([row["details"] for row in report.rows])
+def pages(reports: Sequence[Report]) -> dict[Path, str]:
+    """Every page as the newest results of its kind say."""
+    found = {README: _filled(README, readme_figures(reports)), NUMERICS: _filled(NUMERICS, drift_figures(reports))}
+    rows = decode_rows(_newest(reports, decode_rows))
+    if rows:
+        found[PLOT] = decode_plot([row["details"] for row in rows])
     return found
+
+
+def _newest(reports: Sequence[Report], rows: Callable[[Report], Any]) -> Report:
+    """The first report that has such rows; where none has, the first of all."""
+    return next(filter(rows, reports), reports[0])
 
 
 def _filled(page: Path, figures: str) -> str:
@@ -65,12 +71,16 @@ def decode_rows(report: Report) -> list[dict[str, Any]]:
     return [row for row in report.rows if "bound_ms" in row["details"]]
 
 
-def readme_figures(report: Report) -> str:
-    """Tables of the decode step and of the whole engine, with the plot, as far as the file has them."""
-    parts = [f"On {report.source}.\n"]
-    if decode_rows(report):
-        parts += [decode_table(report), "![Time of a decode step against the number of rows](docs/decode.svg)\n"]
-    return "\n".join([*parts, engine_table(report)])
+def readme_figures(reports: Sequence[Report]) -> str:
+    """Tables of the decode step and of the whole engine, with the plot, as far as there are any."""
+    step, engine = _newest(reports, decode_rows), _newest(reports, engine_rows)
+    parts: list[str] = []
+    if decode_rows(step):
+        plot = "![Time of a decode step against the number of rows](docs/decode.svg)\n"
+        parts += [f"On {step.source}.\n", decode_table(step), plot]
+    if engine_rows(engine):
+        parts += [f"On {engine.source}.\n", engine_table(engine)]
+    return "\n".join(parts)
 
 
 def decode_table(report: Report) -> str:
@@ -91,24 +101,36 @@ def decode_table(report: Report) -> str:
     return _table(["decode step, fp16 weights, rows:", *map(str, columns)], lines)
 
 
-def engine_table(report: Report) -> str:
-    """The engine with scheduling and hand-over of tokens (`bench.engine`)."""
+def engine_rows(report: Report) -> dict[str, dict[int, dict[str, Any]]]:
+    """The figures of `bench.engine` by model and number of requests."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in report.rows:
         match = ENGINE_NAME.fullmatch(row["name"])
         if match:
             found.setdefault(match[1] + (match[3] or ""), {})[int(match[2])] = row
+    return found
+
+
+def engine_table(report: Report) -> str:
+    """The engine with scheduling and hand-over of tokens."""
+    found = engine_rows(report)
     columns = sorted({number for rows in found.values() for number in rows})
     lines = []
     for model, rows in found.items():
         lines.append([f"{model}: tokens/s", *(_number(rows.get(number), "value") for number in columns)])
-        lines.append(["of the bound", *(_percent(rows.get(number)) for number in columns)])
-    return _table(["whole engine, requests at once:", *map(str, columns)], lines) if lines else ""
+        limit = "of the undisturbed" if model.endswith("arrivals") else "of the bound"
+        lines.append([limit, *(_percent(rows.get(number)) for number in columns)])
+    return _table(["whole engine, requests at once:", *map(str, columns)], lines)
 
 
-def drift_figures(report: Report) -> str:
+def drift_rows(report: Report) -> list[dict[str, Any]]:
+    return [row for row in report.rows if "table" in row["details"]]
+
+
+def drift_figures(reports: Sequence[Report]) -> str:
     """The tables of `bench.drift`: one for each heading, figures of all parts of a context in a line."""
-    rows = [row for row in report.rows if "table" in row["details"]]
+    report = _newest(reports, drift_rows)
+    rows = drift_rows(report)
     tables = []
     for heading in dict.fromkeys(row["details"]["table"] for row in rows):
         chosen = [row for row in rows if row["details"]["table"] == heading]
@@ -136,7 +158,7 @@ def _percent(row: dict[str, Any] | None) -> str:
 def main() -> int:
     """Writes the pages, or with --check says which differ; the number of those is the exit code."""
     num_wrong = 0
-    for path, text in pages(newest_report()).items():
+    for path, text in pages(read_reports()).items():
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:

@@ -41,7 +41,8 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.Report:
     }  # fmt: skip
     kernel = {"name": "decode 7.2b, 8 rows: gemm", "value": 1.0, "unit": "us", "ratio": None, "details": {"kernel": "gemm"}}
     write_results(tmp_path, "card.json", "2026-01-02", ["NVIDIA H200, 580"], [*results, engine, drift, kernel])
-    return pages.newest_report(tmp_path)
+    (only,) = pages.read_reports(tmp_path)
+    return only
 
 
 def test_the_bound_of_a_large_model_counts_its_weights_once_and_its_states_twice() -> None:
@@ -136,11 +137,17 @@ def test_a_plot_of_nothing_is_refused() -> None:
         plot.decode_plot([{"kernel": "gemm"}])
 
 
-def test_pages_take_the_newest_file_that_was_measured_on_a_card(tmp_path: Path) -> None:
-    write_results(tmp_path, "a.json", "2026-01-02", ["NVIDIA H200, 580"], [])
-    write_results(tmp_path, "b.json", "2026-01-01", ["NVIDIA H200, 580"], [])
-    write_results(tmp_path, "c.json", "2026-01-03", [], [])
-    assert pages.newest_report(tmp_path).path.name == "a.json"
+def test_pages_take_each_kind_of_figure_from_the_newest_file_of_a_card_that_has_it(report: pages.Report, tmp_path: Path) -> None:
+    step = decode_result("7.2b", 8, 2.0)
+    write_results(tmp_path, "newer.json", "2026-01-03", ["NVIDIA H200, 580"], [step])
+    write_results(tmp_path, "older.json", "2026-01-01", ["NVIDIA H200, 580"], report.rows)
+    write_results(tmp_path, "cpu.json", "2026-01-04", [], [step])
+    reports = pages.read_reports(tmp_path)
+    assert [each.path.name for each in reports] == ["newer.json", "card.json", "older.json"]
+    text = pages.readme_figures(reports)
+    assert "`newer.json`.\n\n| decode step, fp16 weights, rows: | 8 |" in text
+    assert "`card.json`.\n\n| whole engine, requests at once: | 32 |" in text
+    assert "`card.json`" in pages.drift_figures(reports)
 
 
 def test_the_readme_table_has_a_line_for_figures_bounds_and_targets(report: pages.Report) -> None:
@@ -156,14 +163,14 @@ def test_the_readme_table_has_a_line_for_figures_bounds_and_targets(report: page
 
 
 def test_the_readme_shows_card_commit_plot_and_engine(report: pages.Report) -> None:
-    text = pages.readme_figures(report)
+    text = pages.readme_figures([report])
     assert "On NVIDIA H200, commit 0123456, `card.json`." in text
     assert "(docs/decode.svg)" in text
     assert "| 1.5b: tokens/s | 5,123 |\n| of the bound | 0.4 % |" in text
 
 
 def test_contexts_become_columns_of_the_numerics_page(report: pages.Report) -> None:
-    text = pages.drift_figures(report)
+    text = pages.drift_figures([report])
     assert "| recall after tokens | 16 | 4,096 |\n| --- | --- | --- |\n| recall, fp16 state | 100 | 50 |" in text
 
 
@@ -174,17 +181,17 @@ def test_a_page_keeps_the_text_around_its_figures(
     page.write_text(f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter\n")
     for name in ("README", "NUMERICS"):
         monkeypatch.setattr(pages, name, page)
-    text = pages.pages(report)[page]
+    text = pages.pages([report])[page]
     assert text.startswith(f"before\n{pages.BEGIN}\n")
     assert text.endswith(f"{pages.END}\nafter\n")
     assert "old" not in text
     page.write_text("no marks")
     with pytest.raises(ValueError, match="must hold the lines"):
-        pages.pages(report)
+        pages.pages([report])
 
 
 def test_the_pages_show_the_newest_results() -> None:
-    for path, text in pages.pages(pages.newest_report()).items():
+    for path, text in pages.pages(pages.read_reports()).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the results say; run `make docs`."
 
 
