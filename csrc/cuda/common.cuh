@@ -8,18 +8,31 @@
 #include <hip/hip_fp16.h>
 #include <hip/hip_runtime.h>
 using gpu_stream_t = hipStream_t;
-#define GPU_TRAP() abort()
+#if defined(__AMDGCN__) && __AMDGCN_WAVEFRONT_SIZE == 32
+#define GPU_WAVE 32
+#else
+#define GPU_WAVE 64
+#endif
+#define GPU_API(name) hip##name
+#define GPU_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, albatross::waves_per_unit((threads) * (blocks)))
+#define GPU_TRAP() __builtin_trap()
 #define GPU_STORE(target, value) (*(target) = (value))
+#define GPU_LOAD_L2(source) albatross::load_from_l2(source)
+#define GPU_FLOAT_TO_UINT(value) albatross::float_to_uint(value)
 #define GPU_SHFL(value, lane) __shfl(value, lane, 32)
-#define GPU_SHFL_XOR(value, lane_mask) __shfl_xor(value, lane_mask)
-#define GPU_SHFL_UP(value, distance) __shfl_up(value, distance)
-#define GPU_BALLOT(value) static_cast<uint32_t>(__ballot(value) >> (threadIdx.x & 32))
+#define GPU_SHFL_XOR(value, lane_mask) __shfl_xor(value, lane_mask, 32)
+#define GPU_SHFL_UP(value, distance) __shfl_up(value, distance, 32)
+#define GPU_BALLOT(value) static_cast<uint32_t>(__ballot(value) >> (__lane_id() & 32))
 #else
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 using gpu_stream_t = cudaStream_t;
+#define GPU_API(name) cuda##name
+#define GPU_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)  // blocks that a multiprocessor is to hold
 #define GPU_TRAP() __trap()
 #define GPU_STORE(target, value) __stwb(target, value)  // an assignment may be compiled to a store for each member
+#define GPU_LOAD_L2(source) __ldcg(source)  // what another block wrote: the L1 cache may hold what was there before
+#define GPU_FLOAT_TO_UINT(value) __float2uint_rz(value)  // towards zero; saturates, and not a number becomes zero
 #define GPU_SHFL(value, lane) __shfl_sync(0xffffffffu, value, lane)
 #define GPU_SHFL_XOR(value, lane_mask) __shfl_xor_sync(0xffffffffu, value, lane_mask)
 #define GPU_SHFL_UP(value, distance) __shfl_up_sync(0xffffffffu, value, distance)
@@ -30,14 +43,30 @@ namespace albatross {
 
 // nullptr if the launch before this call was accepted. Never waits for the device.
 inline const char* launch_error() {
-#if defined(__HIP__) || defined(__HIPCC__)
-  const hipError_t error = hipGetLastError();
-  return error == hipSuccess ? nullptr : hipGetErrorString(error);
-#else
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-#endif
+  const GPU_API(Error_t) error = GPU_API(GetLastError)();
+  return error == GPU_API(Success) ? nullptr : GPU_API(GetErrorString)(error);
 }
+
+#if defined(__HIP__) || defined(__HIPCC__)
+// HIP's launch bounds count the waves of each of a compute unit's four SIMD units.
+constexpr int waves_per_unit(int threads) { return threads < 4 * GPU_WAVE ? 1 : threads / (4 * GPU_WAVE); }
+
+template <typename T>
+__device__ __forceinline__ T load_from_l2(const T* source) {
+  T value;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(T) / 4; ++i) {
+    reinterpret_cast<uint32_t*>(&value)[i] = __hip_atomic_load(
+        reinterpret_cast<const uint32_t*>(source) + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+  return value;
+}
+
+// A conversion beyond the range of the integer would be undefined.
+__device__ __forceinline__ uint32_t float_to_uint(float value) {
+  return value >= 4294967296.0f ? ~0u : value > 0.0f ? static_cast<uint32_t>(value) : 0u;
+}
+#endif
 
 // N consecutive numbers as they lie in memory, so that a load can be under way long before it is converted.
 template <typename T, int N>

@@ -28,12 +28,14 @@ __device__ __forceinline__ void allow_dependents() {
 #endif
 }
 
+#if defined(__HIP__) || defined(__HIPCC__)
+constexpr auto kMultiprocessorCount = hipDeviceAttributeMultiprocessorCount;
+#else
+constexpr auto kMultiprocessorCount = cudaDevAttrMultiProcessorCount;
+
 // Whether the present card runs code in which `wait_for_inputs` waits: not where it runs what was compiled for an older one.
 // One look at any kernel of the library answers for all.
 inline bool has_dependent_launch(const void* kernel) {
-#if defined(__HIP__) || defined(__HIPCC__)
-  return false;
-#else
   constexpr int kMaxDevices = 64;
   static std::atomic<int> answers[kMaxDevices];  // 0: not asked yet
   int device = 0;
@@ -46,53 +48,37 @@ inline bool has_dependent_launch(const void* kernel) {
     answers[device].store(answer, std::memory_order_relaxed);
   }
   return answer > 0;
-#endif
 }
+#endif
 
 // Of the present card; 0 with an error left for launch_error.
 inline int multiprocessors() {
   int device = 0, count = 0;
-#if defined(__HIP__) || defined(__HIPCC__)
-  return hipGetDevice(&device) == hipSuccess &&
-                 hipDeviceGetAttribute(&count, hipDeviceAttributeMultiprocessorCount, device) == hipSuccess
+  return GPU_API(GetDevice)(&device) == GPU_API(Success) &&
+                 GPU_API(DeviceGetAttribute)(&count, kMultiprocessorCount, device) == GPU_API(Success)
              ? count
              : 0;
-#else
-  return cudaGetDevice(&device) == cudaSuccess &&
-                 cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess
-             ? count
-             : 0;
-#endif
 }
 
 // How many blocks of a kernel the present card holds at once, or 0 with an error left for launch_error. Asked once for each kernel
 // and card; also allows the kernel as much shared memory as is named here.
 template <typename Params>
 int resident_blocks(void (*kernel)(Params), int threads, int shared_bytes) {
-#if defined(__HIP__) || defined(__HIPCC__)
-  int device = 0, processors = 0, each = 0;
-  if (hipGetDevice(&device) != hipSuccess ||
-      hipDeviceGetAttribute(&processors, hipDeviceAttributeMultiprocessorCount, device) != hipSuccess ||
-      hipOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared_bytes) != hipSuccess) {
-    return 0;
-  }
-  return processors * each;
-#else
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, int> known;
+  const void* const address = reinterpret_cast<const void*>(kernel);
   int device = 0, processors = 0, each = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (GPU_API(GetDevice)(&device) != GPU_API(Success)) return 0;
   const std::lock_guard<std::mutex> lock(mutex);
-  int& blocks = known[{reinterpret_cast<const void*>(kernel), device}];
+  int& blocks = known[{address, device}];
   if (blocks != 0) return blocks;
-  if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) != cudaSuccess ||
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared_bytes) != cudaSuccess) {
+  if (GPU_API(DeviceGetAttribute)(&processors, kMultiprocessorCount, device) != GPU_API(Success) ||
+      GPU_API(FuncSetAttribute)(address, GPU_API(FuncAttributeMaxDynamicSharedMemorySize), shared_bytes) != GPU_API(Success) ||
+      GPU_API(OccupancyMaxActiveBlocksPerMultiprocessor)(&each, kernel, threads, shared_bytes) != GPU_API(Success)) {
     return 0;
   }
   blocks = processors * each;
   return blocks;
-#endif
 }
 
 // Launches kernel(params) on `stream` and returns nullptr, or what the driver refused.
@@ -100,7 +86,7 @@ template <typename Params>
 const char* launch_dependent(void (*kernel)(Params), dim3 grid, int threads, size_t shared_bytes, gpu_stream_t stream,
                              const Params& params) {
 #if defined(__HIP__) || defined(__HIPCC__)
-  kernel<<<grid, threads, shared_bytes, stream>>>(params);
+  hipLaunchKernelGGL(kernel, grid, dim3(static_cast<unsigned>(threads)), shared_bytes, stream, params);
 #else
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

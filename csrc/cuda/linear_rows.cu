@@ -110,7 +110,7 @@ struct Source {
 };
 
 template <int kThreads, int kDepth, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) linear_rows_kernel(const LinearParams p) {
+__global__ void GPU_LAUNCH_BOUNDS(kThreads, kBlocks) linear_rows_kernel(const LinearParams p) {
   using P = Piece<kThreads, kDepth>;
   __shared__ float parts[2][P::kWarps][32][4];
   const P piece(p);
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) linear_rows_kernel(const Li
           __threadfence();
         }
         __syncthreads();
-        if (is_writer) sum = __ldcg(shared_sum) + sum;
+        if (is_writer) sum = GPU_LOAD_L2(shared_sum) + sum;
       }
       if (is_writer) write_out(product, p.scale, row, output, sum);
     }

@@ -7,7 +7,8 @@
 // Moves: the listed rows of the weight once, x once a block (L2 cache).
 #include "launch.cuh"
 #include "linear.cuh"
-#include "staging.cuh"
+
+#include <staging.cuh>  // the order of the include path chooses between csrc/cuda and csrc/hip
 
 #include <algorithm>
 
@@ -22,13 +23,21 @@ constexpr int kUnit = 32;               // rows of the weight that are brought i
 constexpr int kStageBytes = kUnit * kOutputs * 2;
 constexpr int kRound = kThreads * 8;    // numbers of F that are looked at in one go: eight a thread
 
+// Where piece `piece` of row `row` lies in a buffer of rows of kRowPieces pieces: the pieces of neighbouring rows are
+// exchanged so that eight rows' pieces of one column lie in different banks.
+template <int kRowPieces>
+__device__ __forceinline__ uint32_t place(int row, int piece) {
+  return static_cast<uint32_t>(row * kRowPieces + (piece ^ (row % 8))) * 16;
+}
+
 // With few tokens there is room for a long part: one block on a multiprocessor, beside which the next kernel's can begin.
+// Copies that are not asynchronous need no room to run ahead in, and leave it to other blocks.
 template <int kTokens_>
 struct Shared {
   static constexpr int kTokens = kTokens_;
-  static constexpr int kStages = kTokens <= 2 ? 8 : 6;
+  static constexpr int kStages = !kHasAsyncCopies ? 2 : kTokens <= 2 ? 8 : 6;
   static constexpr int kBlocks = kTokens <= 4 ? 1 : 2;  // on a multiprocessor
-  static constexpr int kPart = kRound * (kTokens <= 4 ? 2 : 1);
+  static constexpr int kPart = kRound * (kHasAsyncCopies && kTokens <= 4 ? 2 : 1);
   unsigned char stages[kStages][kStageBytes];
   __half packed[kTokens][kPart + 8];  // the factors; 16 bytes more keep the tokens in different banks
   uint16_t list[kPart];
@@ -123,7 +132,7 @@ __device__ __forceinline__ int list_nonzero(const LinearParams& p, S& shared, in
 
 template <typename S>
 __device__ __forceinline__ void fetch(const LinearProduct& product, S& shared, int first_k, int unit, int count) {
-  const uint32_t target = shared_address(shared.stages[unit % S::kStages]);
+  const SharedAddress target = shared_address(shared.stages[unit % S::kStages]);
   const __half* const weight = static_cast<const __half*>(product.weight) + first_k * product.weight_stride;
 #pragma unroll
   for (int i = 0; i < kUnit * kPieces / kThreads; ++i) {
@@ -138,7 +147,7 @@ __device__ __forceinline__ void fetch(const LinearProduct& product, S& shared, i
 template <typename S>
 __device__ __forceinline__ void multiply(S& shared, int unit, float (&sums)[4]) {
   const int lane = threadIdx.x % 32, matrix = lane / 8, line = lane % 8, warp = threadIdx.x / 32;
-  const uint32_t stage = shared_address(shared.stages[unit % S::kStages]);
+  const SharedAddress stage = shared_address(shared.stages[unit % S::kStages]);
 #pragma unroll
   for (int step = 0; step < kUnit / 16; ++step) {
     uint32_t a[4];
@@ -167,14 +176,14 @@ __device__ __forceinline__ bool combine(const LinearParams& p, float (&sums)[4])
   sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
 #pragma unroll 4
   for (unsigned part = 0; part < gridDim.y; ++part) {
-    const float4 v = __ldcg(partials + part * kThreads);
+    const float4 v = GPU_LOAD_L2(partials + part * kThreads);
     sums[0] += v.x, sums[1] += v.y, sums[2] += v.z, sums[3] += v.w;
   }
   return true;
 }
 
 template <typename S>
-__global__ void __launch_bounds__(kThreads, 2) linear_sparse_kernel(const LinearParams p) {
+__global__ void GPU_LAUNCH_BOUNDS(kThreads, 2) linear_sparse_kernel(const LinearParams p) {
   extern __shared__ __align__(128) unsigned char buffer[];
   S& shared = *reinterpret_cast<S*>(buffer);
   const LinearProduct& product = p.products[0];

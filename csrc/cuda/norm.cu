@@ -177,7 +177,7 @@ class MixBlock {
 // Grid (runs of tokens, packs of a thread or 1). Moves, per token and channel: x and delta in, x_out and num_mixes numbers out;
 // the token before a run is read again, and the last token of a row by the block of its first.
 template <typename Io, int kThreads, bool kIsShared>
-__global__ void __launch_bounds__(kThreads, (kIsShared && sizeof(Io) == 2 ? 768 : 512) / kThreads)
+__global__ void GPU_LAUNCH_BOUNDS(kThreads, (kIsShared && sizeof(Io) == 2 ? 768 : 512) / kThreads)
 add_norm_mix_kernel(const AddNormMixParams p) {
   MixBlock<Io, kThreads, kIsShared> block(p);
   wait_for_inputs();

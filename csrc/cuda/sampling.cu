@@ -171,7 +171,7 @@ __device__ uint64_t search_top_k(const P& p, SampledRow& s, uint64_t total) {
   const uint32_t top_k = s.record.top_k;
   set_range(s, kKeyLimit);
   // The top_k best tiles hold top_k ids at least as good as the worst of their maxima.
-  if (top_k <= s.num_tiles && narrow(p, s, Source::kTileMaxima, false, top_k)) set_range(s, s.range.last);
+  if (top_k <= static_cast<uint32_t>(s.num_tiles) && narrow(p, s, Source::kTileMaxima, false, top_k)) set_range(s, s.range.last);
   if (!search(p, s, false, top_k)) return total;
   return s.range.weight_before + (top_k - s.range.count_before) * (s.range.weight / s.range.count);
 }
@@ -187,11 +187,11 @@ __device__ uint32_t last_key(const P& p, SampledRow& s, uint64_t weight) {
     // What the limit leaves out weighs (1 - top_p) of all, so its likeliest id weighs that by the number of ids at least.
     const float least = (1.0f - top_p) * static_cast<float>(weight) / static_cast<float>(p.vocab_size);
     const float most_t = fmaxf(kWeightBits + 0.01f - log2f(least), 0.0f);
-    set_range(s, min(s.range.last, __float2uint_rz(most_t * kKeyScale)));
+    set_range(s, min(s.range.last, GPU_FLOAT_TO_UINT(most_t * kKeyScale)));
     search(p, s, true, static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(weight))));
   }
   const float min_p = s.record.min_p;
-  return min_p > 0.0f ? min(s.range.last, __float2uint_rz(-log2f(min_p) * kKeyScale)) : s.range.last;
+  return min_p > 0.0f ? min(s.range.last, GPU_FLOAT_TO_UINT(-log2f(min_p) * kKeyScale)) : s.range.last;
 }
 
 // Masses of the tiles again, of the ids that stay.

@@ -68,7 +68,7 @@ struct SampledRow {
 
 // Saturates; a forbidden id has the highest key.
 __device__ __forceinline__ uint32_t key_of(const SampledRow& s, float logit) {
-  return __float2uint_rz((s.highest - logit) * (s.limits_rate * kKeyScale));
+  return GPU_FLOAT_TO_UINT((s.highest - logit) * (s.limits_rate * kKeyScale));
 }
 
 // Two kernels are built: rows of logits and counts are read 16 bytes at a time, or id by id where they do not lie so.

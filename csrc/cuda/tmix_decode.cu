@@ -92,7 +92,7 @@ __device__ __forceinline__ float2 head_moments(const float (&y)[kRows], float2 (
 // Moves, per head: the state once in and once out (16 KiB in fp16, 32 KiB in fp32), eight vectors in, one out. The loads of the
 // state are issued as soon as the slot is known, before anything waits for the vectors.
 template <typename State, typename Io>
-__global__ void __launch_bounds__(kWkvThreads, sizeof(State) == 2 ? 8 : 5) tmix_decode_kernel(const TmixDecodeParams p) {
+__global__ void GPU_LAUNCH_BOUNDS(kWkvThreads, sizeof(State) == 2 ? 8 : 5) tmix_decode_kernel(const TmixDecodeParams p) {
   const int64_t row = blockIdx.x, head = blockIdx.y;
   const bool is_key_side = threadIdx.x < kHeadSize;
   const int key = threadIdx.x % kHeadSize;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kWkvThreads, sizeof(State) == 2 ? 8 : 5) tmix_
 #pragma unroll
   for (int i = 0; i < kRows; ++i) packed[i].load(state + (first_row + i * kRowsPerPass) * kHeadSize, lane);
 
-  __shared__ alignas(16) Token token;
+  __shared__ __align__(16) Token token;
   __shared__ float2 key_sums[kKeyWarps], moments[kNumWarps];
   if (is_key_side) {
     const float2 sums = keys.stage(token, key);

@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kWkvThreads) wkv7_prefill_kernel(const Wkv7Par
 
   constexpr int kPiece = 16 / sizeof(Io);                  // numbers of one 16-byte store
   constexpr int kPiecesPerToken = kRowsPerPass / kPiece;
-  __shared__ alignas(16) Token chunks[2][kChunk];
-  __shared__ alignas(16) Io outputs[2][kChunk][kRowsPerPass];
+  __shared__ __align__(16) Token chunks[2][kChunk];
+  __shared__ __align__(16) Io outputs[2][kChunk][kRowsPerPass];
 
   RowState<State> packed;
   packed.load(state_row, lane);
