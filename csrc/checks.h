@@ -4,8 +4,7 @@
 
 #include "constants.h"
 #include "cuda/params.h"
-
-#include <torch/csrc/stable/tensor.h>
+#include "tensor.h"
 
 #include <cstdint>
 #include <initializer_list>
@@ -13,9 +12,6 @@
 #include <string>
 
 namespace albatross {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 inline std::string dtype_name(ScalarType type) {
   switch (type) {

@@ -2,9 +2,7 @@
 #pragma once
 
 #include "stream.h"
-
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/tensor.h>
+#include "tensor.h"
 
 #include <stdexcept>
 #include <string>
@@ -13,9 +11,8 @@ namespace albatross {
 
 // Launches on the device of `like`. Throws what the driver refused.
 template <typename Params>
-void launch(const char* op, const torch::stable::Tensor& like, const Params& params,
-            const char* (*launcher)(const Params&, void*)) {
-  const torch::stable::accelerator::DeviceGuard guard(like.get_device());
+void launch(const char* op, const Tensor& like, const Params& params, const char* (*launcher)(const Params&, void*)) {
+  const DeviceGuard guard(like.get_device());
   const char* const error = launcher(params, current_stream(like.get_device()));
   if (error != nullptr) throw std::runtime_error(std::string(op) + ": the launch failed: " + error);
 }

@@ -5,8 +5,6 @@
 #include "ops.h"
 #include "stream.h"
 
-#include <torch/csrc/stable/accelerator.h>
-
 namespace albatross {
 namespace {
 
@@ -84,7 +82,7 @@ void grouped_linear(std::vector<Tensor> x, std::vector<Tensor> weight, std::vect
     params.products[i] = checked_product(op, x[i], weight[i], out[i], activation[i], false);
   }
   params.workspace = checked_workspace(op, workspace, x[0]);
-  const torch::stable::accelerator::DeviceGuard guard(x[0].get_device());
+  const DeviceGuard guard(x[0].get_device());
   void* const stream = current_stream(x[0].get_device());
   require_launched(op, launch_linear_rows(params, stream));
 }
@@ -96,7 +94,7 @@ void sparse_linear(const Tensor& x, const Tensor& weight, double scale, const Te
   params.products[0] = checked_product(op, x, weight, out, 0, true);
   params.scale = static_cast<float>(scale);
   params.workspace = checked_workspace(op, workspace, x);
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
+  const DeviceGuard guard(x.get_device());
   void* const stream = current_stream(x.get_device());
   require_launched(op, launch_linear_sparse(params, stream));
 }

@@ -1,16 +1,14 @@
 // Every op as C++ sees it: shape and type of each argument. The schemas stand in python/albatross/ops (so that the ops exist
-// without this library too); bindings.cpp registers these functions as their CUDA implementations.
+// without this library too); bindings.cpp, or classic/module.cpp, registers these functions as their CUDA implementations.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
+#include "tensor.h"
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace albatross {
-
-using torch::stable::Tensor;
 
 // "fp" is fp16 or fp32, the same for all of a call. Rows of [T, C] may be any multiple of 8 elements apart.
 

@@ -5,8 +5,6 @@
 #include "ops.h"
 #include "stream.h"
 
-#include <torch/csrc/stable/accelerator.h>
-
 namespace albatross {
 namespace {
 
@@ -70,7 +68,7 @@ void sample(const Tensor& logits, const Tensor& slots, const Tensor& records, co
   params.num_rows = static_cast<int32_t>(num_rows);
   params.vocab_size = static_cast<int32_t>(vocab_size);
   params.has_quads = has_quads(logits);
-  const torch::stable::accelerator::DeviceGuard guard(logits.get_device());
+  const DeviceGuard guard(logits.get_device());
   const char* const error = launch_sample(params, current_stream(logits.get_device()));
   if (error != nullptr) throw std::runtime_error(std::string(kOp) + ": the launch failed: " + error);
 }
