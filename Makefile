@@ -11,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-BUILD_INPUTS := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
+BUILD_INPUTS := pyproject.toml setup.py CMakeLists.txt $(shell find csrc python/albatross/build -type f -not -name "*.pyc")
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 

@@ -1,131 +1,76 @@
-"""Builds the native library with CMake where nvcc and torch's headers are found; else a pure package that says why.
+"""Builds the native library where nvcc and torch's headers are found; else a pure package that says why.
 
-Everything else about the package stands in pyproject.toml, everything about compiling in CMakeLists.txt. Never imports
-torch: its folder is found by path, also under build isolation. Environment variables:
+Everything else about the package stands in pyproject.toml, everything about compiling in CMakeLists.txt and
+python/albatross/build. Never imports torch. Environment variables:
   ALBATROSS_SKIP_BUILD=1     build the pure package
+  ALBATROSS_LANE             S: stable ABI (default); C: classic ABI, for one torch and one Python. Named: never a pure package
+  ALBATROSS_VERSION_LABEL    local part of the version, as in cu130.stable210
   ALBATROSS_TORCH_DIR        folder of the torch package whose headers to use
+  ALBATROSS_GLIBC            oldest glibc to run with, as in 2.28: links by the package ziglang; wheels for other machines need it
+  ALBATROSS_PTX_ONLY=1       where PTX is built, leave out the machine code of the same architecture: for tests of older code
   CUDACXX, CUDA_HOME         the nvcc to use, as elsewhere
   TORCH_CUDA_ARCH_LIST       compute capabilities to build for, as in 8.0;9.0+PTX (default: see CMakeLists.txt)
-  ALBATROSS_PTX_ONLY=1       where PTX is built, leave out the machine code of the same architecture: for tests of older code
-  ALBATROSS_GLIBC            oldest glibc to run with, as in 2.28: links by the package ziglang; wheels for other machines need it
   MAX_JOBS                   compilers to run at once
+  SOURCE_DATE_EPOCH          time of all files in the wheel: then the same sources give the same bytes
 """
 
-import hashlib
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from setuptools import Command, Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "python"))  # the builder needs no package and no torch, so it works before it is installed
+
+from albatross.build.native import Listener, Options, compile_library, normalize_archs, record_head, write_library  # noqa: E402
+from albatross.build.sources import SHIPPED_FOLDER, source_files  # noqa: E402
+from albatross.build.toolchain import BuildError, Toolchain, ToolchainError, find_toolchain, release  # noqa: E402
+
 PACKAGE_DIR = {"albatross": "python/albatross", "albatross_server": "server"}
-LIBRARY_NAME = "rwkv7_state_fwd_fp16"
-BUILD_SCHEMA = 1  # layout of _build.json, which albatross.ops._loader reads
-TORCH_MIN = (2, 10)  # the first with the whole stable ABI
-
-
-class Toolchain(NamedTuple):
-    """What a native build needs."""
-
-    nvcc: Path
-    torch: Path
+LANE = os.environ.get("ALBATROSS_LANE") or "S"
+LABEL = os.environ.get("ALBATROSS_VERSION_LABEL", "").lstrip("+")
+GLIBC = os.environ.get("ALBATROSS_GLIBC", "")
 
 
 @cache
-def find_toolchain() -> Toolchain | str:
-    """The tools, or why there can be no native build."""
+def toolchain_or_reason() -> Toolchain | str:
+    """The tools, or why there is no native build."""
     if os.environ.get("ALBATROSS_SKIP_BUILD") == "1":
         return "it was built with ALBATROSS_SKIP_BUILD=1"
-    if not sys.platform.startswith("linux"):
-        return f"it is built on Linux only, not on {sys.platform}"
-    nvcc = find_nvcc()
-    if nvcc is None:
-        return "no nvcc was found when it was built (looked at CUDACXX, CUDA_HOME and PATH)"
-    torch = find_torch()
-    if torch is None:
-        return "no torch {}.{} or later was found when it was built (ALBATROSS_TORCH_DIR names one)".format(*TORCH_MIN)
-    return Toolchain(nvcc, torch)
-
-
-def find_nvcc() -> Path | None:
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    named = [os.environ["CUDACXX"]] if os.environ.get("CUDACXX") else [f"{home}/bin/nvcc" for home in homes]
-    packaged = [f"{folder}/nvidia/cu13/bin/nvcc" for folder in site_folders()]
-    found = map(shutil.which, named or ["nvcc", *packaged, "/usr/local/cuda/bin/nvcc"])
-    return next((Path(path) for path in found if path), None)
-
-
-def find_torch() -> Path | None:
-    named = os.environ.get("ALBATROSS_TORCH_DIR")
-    if named and torch_version(Path(named)) is None:
-        sys.exit(f"ALBATROSS_TORCH_DIR must name the folder of a torch package, but {named} is none.")
-    folders = [Path(named)] if named else [folder / "torch" for folder in site_folders()]
-    return next((folder for folder in folders if release(torch_version(folder) or "0.0") >= TORCH_MIN), None)
-
-
-def site_folders() -> Iterator[Path]:
-    """Where packages may lie, nearest first. Under build isolation only the later ones name the environment aimed at."""
-    yield from (Path(path) for path in sys.path if path)
-    yield from (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
-    bins = [Path(path) for path in os.get_exec_path() if shutil.which("python3", path=path)]
-    active = [Path(os.environ["VIRTUAL_ENV"])] if os.environ.get("VIRTUAL_ENV") else []
-    for prefix in [*active, *(folder.parent for folder in bins)]:
-        yield from sorted(prefix.glob("lib*/python3*/site-packages"), reverse=True)
-
-
-def torch_version(folder: Path) -> str | None:
     try:
-        found = re.search(r"__version__ = '(.+)'", (folder / "version.py").read_text())
-    except OSError:
-        return None
-    return found.group(1) if found else None
+        return find_toolchain(LANE, GLIBC)
+    except ToolchainError as error:
+        # Who has nvcc and torch, or names a lane, wants the library: then a piece that is missing is no reason to go without.
+        if os.environ.get("ALBATROSS_LANE") or not {"Linux", "nvcc", "torch"} & {piece.name for piece in error.missing}:
+            sys.exit(f"{error} (ALBATROSS_SKIP_BUILD=1 builds the package without its native library.)")
+        return " and ".join(piece.reason for piece in error.missing)
+    except BuildError as error:
+        sys.exit(str(error))
 
 
-def release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+class Lines(Listener):
+    """Writes each step and each word of a compiler on a line of its own."""
 
+    def step(self, done: int, total: int, text: str) -> None:
+        self.message(f"[{done}/{total}] {text}")
 
-def compile_library(toolchain: Toolchain, target: Path) -> dict[str, Any]:
-    """Run CMake, copy the library into `target`, and return what is to be known of it."""
-    folder = ROOT / "build" / "native"
-    cmake, ninja = (shutil.which(tool) or sys.exit(f"The native library's build needs {tool}.") for tool in ("cmake", "ninja"))
-    settings = {
-        "CMAKE_CUDA_COMPILER": toolchain.nvcc,
-        "CMAKE_MAKE_PROGRAM": ninja,
-        "TORCH_DIR": toolchain.torch,
-        "ALBATROSS_ARCHS": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
-        "ALBATROSS_PTX_ONLY": os.environ.get("ALBATROSS_PTX_ONLY", "0"),
-        "ALBATROSS_GLIBC": os.environ.get("ALBATROSS_GLIBC", ""),
-        "ALBATROSS_ZIG": f"{sys.executable};-m;ziglang",
-    }
-    options = [f"-D{name}={value}" for name, value in settings.items()]
-    # The toolkit's packages keep in lib/ what nvcc looks for in lib64/.
-    library_path = [str(toolchain.nvcc.parents[1] / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])]
-    environment = {**os.environ, "LIBRARY_PATH": ":".join(library_path)}
-    # --fresh: the paths of an isolated environment in the cache would be gone at the next build.
-    configure = [cmake, "--fresh", "-G", "Ninja", "-S", ROOT, "-B", folder, *options]
-    compile_all = [cmake, "--build", folder, "--parallel", os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)]
-    for command in (configure, compile_all):
-        subprocess.run(command, check=True, env=environment)
-    info: dict[str, Any] = json.loads((folder / "build_info.json").read_text())
-    library = Path(shutil.copy2(folder / info["library"], target))
-    info["torch"]["built_with"] = torch_version(toolchain.torch)
-    return {**info, "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "why": None}
+    def message(self, line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 class BuildNative(Command):
-    """Puts the library and _build.json into albatross/_native; in an editable install, into the source tree."""
+    """Puts the library and its record into albatross/_native; in an editable install, into the source tree.
+
+    A wheel gets the sources too, for `albatross build --jit`.
+    """
 
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     editable_mode = False
@@ -138,22 +83,36 @@ class BuildNative(Command):
 
     def run(self) -> None:
         package = ROOT / PACKAGE_DIR["albatross"] if self.editable_mode else Path(self.build_lib or "", "albatross")
-        target = package / "_native"
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        toolchain = find_toolchain()
+        toolchain = toolchain_or_reason()
         if isinstance(toolchain, str):
             self.warn(f"albatross is built without its native library: {toolchain}.")
-            record: dict[str, Any] = {"library": None, "why": toolchain}
+            write_library(package / "_native", {**record_head(LANE), "library": None, "why": toolchain})
         else:
-            record = compile_library(toolchain, target)
-        head = {"schema": BUILD_SCHEMA, "name": LIBRARY_NAME, "version": self.distribution.get_version()}
-        head["platform"] = re.sub(r"[-.]", "_", sysconfig.get_platform())
-        (target / "_build.json").write_text(json.dumps({**head, **record}, indent=2) + "\n")
+            self.build_library(toolchain, package / "_native")
+        if not self.editable_mode:
+            for name, path in source_files(ROOT).items():
+                target = package / SHIPPED_FOLDER / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+
+    def build_library(self, toolchain: Toolchain, target: Path) -> None:
+        jobs = os.environ.get("MAX_JOBS") or "0"
+        if not jobs.isdecimal():
+            sys.exit(f"MAX_JOBS must be a whole number, found {jobs!r}.")
+        try:
+            options = Options(
+                archs=normalize_archs(os.environ.get("TORCH_CUDA_ARCH_LIST", "")),
+                lane=LANE,
+                glibc=GLIBC,
+                ptx_only=os.environ.get("ALBATROSS_PTX_ONLY") == "1",
+                jobs=int(jobs),
+            )
+            compile_library(toolchain, ROOT, ROOT / "build" / "native", target, options, Lines())
+        except BuildError as error:
+            sys.exit(str(error))
 
     def get_source_files(self) -> list[str]:
-        csrc = (str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*")) if path.is_file())
-        return ["CMakeLists.txt", *csrc]
+        return [path.relative_to(ROOT).as_posix() for path in source_files(ROOT).values()]
 
     def get_outputs(self) -> list[str]:
         return []
@@ -173,17 +132,37 @@ class Build(build):
 
 class BdistWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]  # the library holds no CPython symbol: one wheel for all Pythons
+        # The library of lane S holds no symbol of CPython: one wheel for all Pythons. So does a package without one.
+        tag = super().get_tag()
+        return tag if LANE == "C" and not self.root_is_pure else ("py3", "none", tag[2])
+
+    def write_wheelfile(self, wheelfile_base: str, *arguments: str) -> None:
+        """The last that is written before the archive: from here on no umask and no mode of a checkout is left in the files."""
+        super().write_wheelfile(wheelfile_base, *arguments)
+        for path in Path(self.bdist_dir).rglob("*"):
+            path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
 
 
 class MaybeNative(Distribution):
+    def parse_config_files(self, *arguments: Any, **options: Any) -> None:
+        """The library of lane C opens in one torch alone, so pip must not take another."""
+        super().parse_config_files(*arguments, **options)
+        toolchain = toolchain_or_reason()
+        if LANE == "C" and isinstance(toolchain, Toolchain):
+            pin = "torch=={}.{}.*".format(*release(toolchain.torch_version))
+            self.install_requires = [pin if re.match(r"torch\b", line) else line for line in self.install_requires]
+            self.metadata.install_requires = self.install_requires
+
     def has_ext_modules(self) -> bool:
-        return isinstance(find_toolchain(), Toolchain)
+        return isinstance(toolchain_or_reason(), Toolchain)
 
 
+if not re.fullmatch(r"(?:[a-z0-9]+(?:\.[a-z0-9]+)*)?", LABEL):
+    sys.exit(f"ALBATROSS_VERSION_LABEL must be small letters and digits, as in cu130.stable210, but is {LABEL!r}.")
 setup(
     distclass=MaybeNative,
     cmdclass={"build": Build, "build_native": BuildNative, "bdist_wheel": BdistWheel},
     package_dir=PACKAGE_DIR,
     packages=[*find_packages("python"), "albatross_server", *(f"albatross_server.{name}" for name in find_packages("server"))],
+    options={"egg_info": {"tag_build": f"+{LABEL}"}} if LABEL else {},
 )

@@ -1,8 +1,9 @@
-"""The wheel that setup.py builds without a compiler, the library it builds with one, and the data that both must agree with.
+"""The wheels that setup.py builds without a compiler and with one, their bytes, and the data that both must agree with.
 
 Every build runs on a copy of the sources, in a process of its own.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 import albatross
+from albatross.build.sources import source_digest
+from albatross.build.toolchain import CUDA_PACKAGES, TORCH_MIN
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,15 +37,13 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def cell() -> dict[str, Any]:
-    (only,) = tomllib.loads((ROOT / "manifest" / "matrix.toml").read_text())["cell"]
-    return dict(only)
-
-
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
+    return copy_sources(tmp_path / "sources")
+
+
+def copy_sources(folder: Path) -> Path:
     """A copy of what a source distribution holds, with a stand-in for the 18 MB of the demo model."""
-    folder = tmp_path / "sources"
     ignore = shutil.ignore_patterns("__pycache__", "_native", "*.pth", ".*_cache")
     for name in ("python", "server", "csrc"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
@@ -54,9 +55,13 @@ def sources(tmp_path: Path) -> Path:
 
 def build_wheel(sources: Path, **environment: str) -> tuple[Path, str]:
     """The wheel that setup.py's backend makes under these variables, and what the build printed. Fails with that output."""
-    dropped = ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "ALBATROSS_TORCH_DIR", "ALBATROSS_SKIP_BUILD")
-    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-    code = "from setuptools import build_meta; print('WHEEL', build_meta.build_wheel('dist'))"
+    return build("wheel", sources, environment)
+
+
+def build(kind: str, sources: Path, environment: dict[str, str]) -> tuple[Path, str]:
+    dropped = re.compile("CUDACXX|CUDA_HOME|CUDA_PATH|TORCH_CUDA_ARCH_LIST|MAX_JOBS|SOURCE_DATE_EPOCH|ALBATROSS_.*")
+    inherited = {name: value for name, value in os.environ.items() if not dropped.fullmatch(name)}
+    code = f"from setuptools import build_meta; print('WHEEL', build_meta.build_{kind}('dist'))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=sources, env={**inherited, **environment}, capture_output=True, text=True, timeout=110
     )
@@ -83,6 +88,7 @@ def test_a_build_without_a_compiler_gives_a_pure_wheel_for_every_python(sources:
         scripts = archive.read(f"albatross_rwkv-{albatross.__version__}.dist-info/entry_points.txt").decode()
     expected = {"albatross/__init__.py", "albatross/ops/_loader.py", "albatross/py.typed", "albatross/demo/gosling.pth"}
     assert expected | {"albatross_server/app.py", "albatross_server/routes/__init__.py"} <= names
+    assert {"albatross/_source/CMakeLists.txt", "albatross/_source/csrc/cuda/wkv7.cu", "albatross/_source/constants.py"} <= names
     assert "albatross/models/tuning_defaults.json" in names
     assert not [name for name in names if name.endswith(".so") or "removed_long_ago" in name]
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"albatross", "albatross_server"}
@@ -106,6 +112,61 @@ def test_an_installation_without_the_library_says_why_in_the_report(sources: Pat
     assert "no native library, because it was built with ALBATROSS_SKIP_BUILD=1" in library["problem"]
 
 
+def test_a_wheel_ships_the_sources_that_it_is_built_from(sources: Path, tmp_path: Path) -> None:
+    wheel, _ = build_wheel(sources, ALBATROSS_SKIP_BUILD="1")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "from albatross.build.sources import source_digest, source_root; print(source_root(), source_digest(source_root()))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.stdout.split() == [str(tmp_path / "site" / "albatross" / "_source"), source_digest(sources)], done.stderr
+
+
+def test_the_same_sources_give_the_same_wheel_in_any_folder_and_under_any_umask(tmp_path: Path) -> None:
+    digests = set()
+    for name, mask in (("one", 0o022), ("another place", 0o077)):
+        before = os.umask(mask)
+        try:
+            sources = copy_sources(tmp_path / name)
+            if mask == 0o077:
+                (sources / "README.md").chmod(0o755)
+            wheel, _ = build_wheel(sources, ALBATROSS_SKIP_BUILD="1", SOURCE_DATE_EPOCH="1700000000")
+        finally:
+            os.umask(before)
+        digests.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_label_becomes_the_local_part_of_the_version(sources: Path) -> None:
+    wheel, _ = build_wheel(sources, ALBATROSS_SKIP_BUILD="1", ALBATROSS_VERSION_LABEL="cu130.stable210")
+    version = f"{albatross.__version__}+cu130.stable210"
+    assert wheel.name == f"albatross_rwkv-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"\nVersion: {version}\n" in archive.read(f"albatross_rwkv-{version}.dist-info/METADATA").decode()
+    assert read_record(wheel)["version"] == albatross.__version__
+
+
+def test_a_label_that_no_version_may_have_is_refused(sources: Path) -> None:
+    with pytest.raises(AssertionError, match=r"ALBATROSS_VERSION_LABEL must be small letters and digits, .* but is 'CUDA 13'"):
+        build_wheel(sources, ALBATROSS_VERSION_LABEL="CUDA 13")
+
+
+def test_a_named_lane_is_built_or_refused_with_what_is_missing(sources: Path) -> None:
+    with pytest.raises(AssertionError, match=r"No nvcc was found .* or run pip install nvidia-cuda-nvcc=="):
+        build_wheel(sources, CUDA_HOME="/nonexistent", ALBATROSS_LANE="S")
+    with pytest.raises(AssertionError, match="A lane must be one of S and C, found 'X'"):
+        build_wheel(sources, ALBATROSS_LANE="X")
+
+
+def test_an_editable_install_puts_its_record_into_the_work_tree_and_no_copy_of_the_sources(sources: Path) -> None:
+    wheel, _ = build("editable", sources, {"ALBATROSS_SKIP_BUILD": "1"})
+    package = sources / "python" / "albatross"
+    assert json.loads((package / "_native" / "_build.json").read_text())["library"] is None
+    assert not (package / "_source").exists()
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if "/_native/" in name]
+
+
 def test_a_torch_folder_that_is_none_stops_the_build_with_a_sentence(sources: Path) -> None:
     with pytest.raises(AssertionError, match="ALBATROSS_TORCH_DIR must name the folder of a torch package, but /nonexistent"):
         build_wheel(sources, CUDACXX=sys.executable, ALBATROSS_TORCH_DIR="/nonexistent")
@@ -118,6 +179,7 @@ def test_a_build_for_chosen_architectures_gives_one_wheel_with_a_clean_library(s
     assert wheel.name == f"albatross_rwkv-{albatross.__version__}-py3-none-linux_x86_64.whl"
     record = read_record(wheel)
     assert (record["arch"], record["ptx"]) == (["sm_80"], ["compute_80"])
+    assert record["source"] == source_digest(sources)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     assert_is_clean(tmp_path / "site" / "albatross" / "_native" / record["library"])
@@ -147,15 +209,17 @@ def test_the_library_opens_in_any_torch_once_and_no_second_copy_does(tmp_path: P
     code = f"""
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from albatross.errors import NativeLibraryError
 from albatross.ops import _loader
-candidate = _loader._read_candidate("package", _loader._PACKAGE_FOLDER)
-opened = _loader._open(candidate)
-assert opened.name == "rwkv7_state_fwd_fp16" and _loader._has_cuda_ops()
-assert _loader._open(candidate) is opened
+from albatross.ops._manifest import read_candidate
+candidate = read_candidate("package", _loader.PACKAGE_FOLDER)
+opened = _loader.open_library(candidate)
+assert opened.name == "rwkv7_state_fwd_fp16"
+assert _loader.open_library(candidate) is opened
 copy = shutil.copy(candidate.path, {str(tmp_path / "copy.so")!r})
 try:
-    _loader._open(replace(candidate, path=copy))
+    _loader.open_library(replace(candidate, path=Path(copy)))
 except NativeLibraryError as error:
     print(error)
 """
@@ -164,22 +228,16 @@ except NativeLibraryError as error:
     assert "already holds the albatross ops of another library" in done.stdout
 
 
-def test_cmake_and_setup_build_what_the_matrix_wants() -> None:
-    cmake = (ROOT / "CMakeLists.txt").read_text()
-    lists = re.findall(r"ALL_ARCHS ((?:\d+\.\d ?)+)\)", cmake)
-    archs = [f"sm_{arch.replace('.', '')}" for part in lists for arch in part.split()]
-    assert archs == cell()["arch"]
-    assert cell()["ptx"] == [archs[-1].replace("sm", "compute")]
-    assert f"set(TORCH_MIN {cell()['torch_min']})" in cmake
-    major = cell()["cuda"].split(".")[0]
-    assert f"set(DRIVER_MIN_{major} {cell()['driver_min']})" in cmake
-    assert f"TORCH_MIN = ({cell()['torch_min'].replace('.', ', ')})" in (ROOT / "setup.py").read_text()
-    assert f"set(LIBRARY_NAME {cell()['name']})" in cmake
-
-
-def test_the_package_asks_for_the_torch_that_the_library_needs() -> None:
+def test_package_builder_and_cmake_agree_on_the_first_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"torch>={cell()['torch_min']},<3" in project["dependencies"]
+    first = "{}.{}".format(*TORCH_MIN["S"])
+    assert f"torch>={first},<3" in project["dependencies"]
+    assert f"set(TORCH_MIN {first})" in (ROOT / "CMakeLists.txt").read_text()
+
+
+def test_the_builder_and_cibuildwheel_take_the_same_toolkit() -> None:
+    before_build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]["linux"]["before-build"]
+    assert " ".join(CUDA_PACKAGES) in before_build[1]
 
 
 def test_the_build_needs_no_torch_of_its_own() -> None:
@@ -187,7 +245,10 @@ def test_the_build_needs_no_torch_of_its_own() -> None:
     assert not [name for name in requires if name.startswith("torch")]
 
 
-def test_cibuildwheel_reads_the_configuration_and_builds_one_wheel() -> None:
-    command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--archs", "x86_64"]
+@pytest.mark.parametrize(
+    ("platform", "arch", "identifier"), [("linux", "x86_64", "cp312-manylinux_x86_64"), ("windows", "AMD64", "cp312-win_amd64")]
+)
+def test_cibuildwheel_reads_the_configuration_and_builds_one_wheel_a_system(platform: str, arch: str, identifier: str) -> None:
+    command = [sys.executable, "-m", "cibuildwheel", "--platform", platform, "--archs", arch]
     done = subprocess.run([*command, "--print-build-identifiers", ROOT], capture_output=True, text=True, timeout=110)
-    assert done.stdout.split() == ["cp312-manylinux_x86_64"], done.stderr
+    assert done.stdout.split() == [identifier], done.stderr

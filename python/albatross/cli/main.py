@@ -4,6 +4,7 @@ Imports no torch and starts nothing; each subcommand loads what it needs when it
 that one of our classes names, 2 wrong usage, 130 interrupted.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,9 @@ app = typer.Typer(
     name="albatross", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+MANIFEST_HELP = "Show the manifest of the native library and the wheels, check files against it, or list what it covers."
+manifest = typer.Typer(no_args_is_help=True, help=MANIFEST_HELP)
+app.add_typer(manifest, name="manifest")
 VARIABLES = "Each Engine and Server option can be set in the environment too: --max-num-seqs as ALBATROSS_MAX_NUM_SEQS."
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text. May be given several times.")]
 
@@ -109,6 +113,22 @@ def synth(
     run(size, out, seed)
 
 
+@app.command("build")
+def build_library(
+    arch: Annotated[
+        str, typer.Option("--arch", metavar="LIST", help="native (the cards of this machine), all, or a list as 80,86,89,90+PTX.")
+    ] = "native",
+    jit: Annotated[bool, typer.Option("--jit", help="Build into the cache, where ALBATROSS_JIT=1 lets the loader look.")] = False,
+    ptxas: Annotated[bool, typer.Option("--ptxas", help="Show registers, spills and shared memory of every kernel.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="With symbols, and without optimisation on the card.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Compilers to run at once; 0: one a core.")] = 0,
+) -> None:
+    """Compile the native library, in a checkout or from the sources that a wheel brought."""
+    from albatross.cli.build import build
+
+    build(arch, is_jit=jit, shows_kernels=ptxas, is_debug=debug, jobs=jobs)
+
+
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -123,3 +143,53 @@ def doctor(
         typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
     else:
         render_report(report)
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@manifest.command("show")
+def manifest_show(as_json: AsJson = False) -> None:
+    """Show the installed native library and, in a checkout, the finished wheels."""
+    from albatross.cli.manifest import read_manifests, show
+
+    manifests = read_manifests()
+    if as_json:
+        typer.echo(json.dumps({"installed": manifests.record, "manifest": manifests.wheels}, indent=2))
+    else:
+        from rich.console import Console
+
+        show(manifests, Console())
+
+
+@manifest.command("verify")
+def manifest_verify() -> None:
+    """Check the installed files and, in a checkout, the wheels in dist/ against their digests."""
+    from albatross.cli.manifest import read_manifests, verify
+
+    findings = list(verify(read_manifests()))
+    for subject, problem in findings:
+        typer.echo(f"{subject}: {problem or 'good'}")
+    if any(problem for _, problem in findings):
+        raise typer.Exit(1)
+
+
+@manifest.command("expand")
+def manifest_expand(
+    torch: Annotated[str | None, typer.Option(help="Only this minor version, as in 2.11.")] = None,
+    cuda: Annotated[str | None, typer.Option(help="Only this CUDA version of torch, as in 13.0.")] = None,
+    python: Annotated[str | None, typer.Option(help="Only this Python, as in cp312; none: wheels for any.")] = None,
+    platform: Annotated[str | None, typer.Option(help="Only this platform, as in linux_x86_64.")] = None,
+    arch: Annotated[str | None, typer.Option(help="Only this card, as in sm_90.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every (name, torch, CUDA, Python ABI, platform, architecture) with its wheel, or why there is none."""
+    from albatross.cli.manifest import expand, line_of, matching, read_manifests
+
+    wanted = {"torch": torch, "cuda": cuda, "python_abi": python, "platform": platform, "arch": arch}
+    rows = matching(expand(read_manifests()), wanted)
+    if as_json:
+        typer.echo(json.dumps(list(rows), indent=1))
+    else:
+        for row in rows:
+            typer.echo(line_of(row))
