@@ -2,38 +2,39 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from library_cases import H200, MACHINE, STABLE
 from rich.console import Console
 
 from albatross.cli.doctor import collect_report, render_report
 from albatross.models.tuning import load_tuning
 from albatross.ops import _loader
 from albatross.ops._driver import Card
-from albatross.ops._loader import Build, Candidate, Context
+from albatross.ops._manifest import Candidate
+from albatross.ops._selection import Context
 
-BUILD = Build("0.1.0", "good", "2.10", "2.13.0+cpu", "13.0.88", "580", "linux_x86_64", ("sm_80", "sm_90"), ("compute_90",))
+BUILD = replace(STABLE, arch=("sm_80", "sm_90"), ptx=("compute_90",), sha256="good")
 CANDIDATE = Candidate("package", Path("librwkv7_state_fwd_fp16.so"), BUILD, sha256="good")
 NO_CANDIDATE = Candidate("package", problem="This installation has no native library, because no nvcc was found.")
-H200, OLD_CARD = Card(0, "NVIDIA H200", (9, 0)), Card(1, "GTX 1080", (6, 1))
-MACHINE = Context("2.11.0+cu130", "13.0", (13, 0), (H200,), "linux_x86_64")
+OLD_CARD = Card(1, "GTX 1080", (6, 1))
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in _loader.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
-def set_machine(monkeypatch: pytest.MonkeyPatch, machine: Context, candidate: Candidate = CANDIDATE) -> None:
-    def current_context(index: int | None = None) -> Context:
-        return machine if index is None else replace(machine, cards=machine.cards[index : index + 1])
-
-    monkeypatch.setattr(_loader, "current_context", current_context)
-    monkeypatch.setattr(_loader, "find_candidates", lambda: (candidate,))
+def set_machine(monkeypatch: pytest.MonkeyPatch, machine: Context, *candidates: Candidate) -> None:
+    monkeypatch.setattr(_loader, "current_context", lambda: machine)
+    monkeypatch.setattr(_loader, "find_candidates", lambda context: candidates or (CANDIDATE,))
 
 
 def shown() -> str:
@@ -55,7 +56,8 @@ def test_a_machine_with_a_fitting_card_uses_the_native_library(monkeypatch: pyte
     assert report["native_library"]["archs"] == ["sm_80", "sm_90"]
     assert report["native_library"]["ptx"] == ["compute_90"]
     assert report["native_library"]["problem"] is None
-    assert report["candidates"] == [{"origin": "package", "path": str(CANDIDATE.path), "rejection": None}]
+    (candidate,) = report["candidates"]
+    assert (candidate["origin"], candidate["path"], candidate["rejection"]) == ("package", str(CANDIDATE.path), None)
     assert report["suggestions"] == []
 
 
@@ -64,7 +66,9 @@ def test_each_card_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     report = collect_report()
     assert report["backend"]["auto"] == "native"
     assert [card["rejection"] is None for card in report["cards"]] == [True, False]
+    assert [card["code"] for card in report["cards"]] == ["sm_90", None]
     assert "GTX 1080, sm_61" in report["suggestions"][0]
+    assert "0: NVIDIA H200, sm_90 (runs sm_90)" in shown()
     assert "1: GTX 1080, sm_61 (cannot be used)" in shown()
     assert report["workers"] == ["cuda:0"]
 
@@ -82,6 +86,41 @@ def test_a_card_without_a_library_is_refused_and_the_ways_out_are_named(monkeypa
     assert report["native_library"]["problem"] == NO_CANDIDATE.problem
     assert report["suggestions"] == [NO_CANDIDATE.problem, "Until then: --backend reference, or --device cpu."]
     assert "auto is refused" in shown()
+
+
+def test_every_candidate_is_shown_with_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = replace(CANDIDATE, origin="local build", build=replace(BUILD, source="b" * 64))
+    set_machine(monkeypatch, replace(MACHINE, source="a" * 64), stale, CANDIDATE)
+    report = collect_report()
+    assert [candidate["rejection"] is None for candidate in report["candidates"]] == [False, True]
+    assert [text.startswith("local build: The library is stale") for text in report["suggestions"]] == [True]
+    assert re.search(r"local build +The library is stale", shown())
+    assert re.search(r"package +chosen *\n", shown())
+
+
+def test_the_needs_of_a_library_for_one_torch_and_one_python_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = replace(BUILD, lane="C", torch_abi="classic", torch_min="2.11", torch_max="2.11", python_abi="cp312")
+    set_machine(monkeypatch, MACHINE, replace(CANDIDATE, build=build))
+    library = collect_report()["native_library"]
+    assert (library["lane"], library["torch_max"], library["python_abi"]) == ("C", "2.11", "cp312")
+    assert "torch 2.11, Python cp312, driver 580 or newer, linux_x86_64" in shown()
+
+
+def test_a_library_that_a_start_would_build_is_said_to_be_built_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, MACHINE, NO_CANDIDATE, Candidate("jit"))
+    report = collect_report()
+    assert report["backend"]["auto"] == "native"
+    assert "built at the first start" in report["backend"]["reason"]
+    assert report["native_library"] == {"name": "rwkv7_state_fwd_fp16", "path": None, "problem": None}
+    assert report["workers"] == ["cuda:0"]
+    assert re.search(r"jit +chosen: it is built at the first start", shown())
+
+
+def test_the_variables_that_steer_the_choice_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBATROSS_LIB", "/elsewhere/lib.so")
+    set_machine(monkeypatch, MACHINE)
+    assert collect_report()["environment"] == {"ALBATROSS_LIB": "/elsewhere/lib.so"}
+    assert "ALBATROSS_LIB=/elsewhere/lib.so" in shown()
 
 
 def test_a_card_beside_a_cpu_build_of_torch_is_said_to_lie_idle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from rich.text import Text
 from albatross import __version__
 
 if TYPE_CHECKING:
-    from albatross.ops import _driver, _loader
+    from albatross.ops import _driver, _manifest, _selection
 
 DISTRIBUTION = "albatross-rwkv"
 Report = dict[str, Any]
@@ -48,31 +49,21 @@ def _native_report() -> Report:
     from albatross.ops import _driver, _loader
 
     everything = _loader.current_context()
-    candidates = _loader.find_candidates()
-    decisions = {card.index: _loader.select(_loader.current_context(card.index), candidates) for card in everything.cards}
-    decision = decisions[0] if decisions else _loader.select(everything, candidates)
+    decisions = {card.index: _loader.decide(replace(everything, cards=(card,))) for card in everything.cards}
+    decision = decisions[0] if decisions else _loader.decide(everything)
     backend = _automatic_backend(everything, decision)
     return {
         "torch": {"version": str(torch.__version__), "cuda": torch.version.cuda, "problem": None},
         "driver": {"release": _driver.driver_release(), "cuda": _dotted(everything.driver_cuda)},
-        "cards": [
-            {"index": card.index, "name": card.name, "sm": card.sm, "rejection": _rejection(decisions[card.index])}
-            for card in everything.cards
-        ],
+        "cards": [_card_report(card, decisions[card.index]) for card in everything.cards],
         "workers": _worker_devices(everything, decisions),
-        "native_library": _library_report(candidates, decision),
-        "candidates": [
-            {
-                "origin": verdict.candidate.origin,
-                "path": str(verdict.candidate.path) if verdict.candidate.path else None,
-                "rejection": verdict.rejection,
-            }
-            for verdict in decision.verdicts
-        ],
+        "environment": {name: os.environ[name] for name in _loader.VARIABLES if os.environ.get(name)},
+        "native_library": _library_report(decision),
+        "candidates": [_candidate_report(verdict) for verdict in decision.verdicts],
         "kernel_choices": [
-            {"card": card.index, **_kernel_choices(card, library)}
+            {"card": card.index, **_kernel_choices(card, library.build)}
             for card in everything.cards
-            if (library := decisions[card.index].chosen) is not None
+            if (library := decisions[card.index].chosen) is not None and library.build is not None
         ],
         "backend": backend,
         "suggestions": _suggestions(everything, decisions, backend),
@@ -85,7 +76,8 @@ def _report_without_torch(problem: str) -> Report:
         "driver": None,
         "cards": [],
         "workers": [],
-        "native_library": {"name": None, "problem": "Not looked at, because torch is needed to use it."},
+        "environment": {},
+        "native_library": {"name": None, "path": None, "problem": "Not looked at, because torch is needed to use it."},
         "candidates": [],
         "kernel_choices": [],
         "backend": {"auto": None, "reason": problem},
@@ -93,61 +85,101 @@ def _report_without_torch(problem: str) -> Report:
     }
 
 
-def _library_report(candidates: "tuple[_loader.Candidate, ...]", decision: "_loader.Decision") -> Report:
-    """The library that is used, or else the first that exists."""
-    from albatross.ops._loader import LIBRARY_NAME
+def _card_report(card: "_driver.Card", decision: "_selection.Decision") -> Report:
+    """`code` is what the driver takes of the library for this card: a later machine's PTX is compiled at the first start."""
+    from albatross.ops._targets import code_for
 
-    found = decision.chosen or next((candidate for candidate in candidates if candidate.build), None)
+    library = decision.chosen
+    return {
+        "index": card.index,
+        "name": card.name,
+        "sm": card.sm,
+        "library": str(library.path) if library and library.path else None,
+        "code": code_for(card.capability, library.build) if library and library.build else None,
+        "rejection": _rejection(decision),
+    }
+
+
+def _candidate_report(verdict: "_selection.Verdict") -> Report:
+    """The verdict for the first card."""
+    candidate = verdict.candidate
+    return {
+        "origin": candidate.origin,
+        "path": str(candidate.path) if candidate.path else None,
+        "lane": candidate.build.lane if candidate.build else None,
+        "targets": candidate.build.targets if candidate.build else None,
+        "is_built": candidate.build is not None,
+        "rejection": verdict.rejection,
+    }
+
+
+def _library_report(decision: "_selection.Decision") -> Report:
+    """The library that is used, or else the first that exists."""
+    from albatross.ops._manifest import LIBRARY_NAME
+
+    exists = (verdict.candidate for verdict in decision.verdicts if verdict.candidate.build)
+    found = decision.chosen or next(exists, None)
     if found is None or found.build is None:
-        return {"name": LIBRARY_NAME, "path": None, "problem": candidates[0].problem}
+        return {"name": LIBRARY_NAME, "path": None, "problem": _rejection(decision)}
     build = found.build
     return {
-        "name": LIBRARY_NAME,
+        "name": build.name,
+        "version": build.version,
+        "lane": build.lane,
+        "origin": found.origin,
         "path": str(found.path),
         "archs": list(build.arch),
         "ptx": list(build.ptx),
-        "sha256": found.sha256,
+        "ops": list(build.ops),
+        "sha256": build.sha256,
+        "source": build.source,
+        "platform": build.platform,
+        "python_abi": build.python_abi,
         "cuda_toolkit": build.cuda_toolkit,
+        "torch_abi": build.torch_abi,
         "torch_min": build.torch_min,
+        "torch_max": build.torch_max,
         "torch_built_with": build.torch_built_with,
         "driver_min": build.driver_min,
         "problem": _rejection(decision),
     }
 
 
-def _kernel_choices(card: "_driver.Card", library: "_loader.Candidate") -> Report:
+def _kernel_choices(card: "_driver.Card", build: "_manifest.Build") -> Report:
     """Which kernel computes which matrix product on this card, and who says so."""
     from albatross.models.tuning import load_tuning
 
-    return load_tuning(card.name, card.capability, library.sha256 or "").describe()
+    return load_tuning(card.name, card.capability, build.sha256).describe()
 
 
-def _worker_devices(context: "_loader.Context", decisions: "dict[int, _loader.Decision]") -> list[str]:
+def _worker_devices(context: "_selection.Context", decisions: "dict[int, _selection.Decision]") -> list[str]:
     """Where workers 0, 1, ... would run: the cards in order, up to the first that cannot be used. Empty on the CPU."""
     usable = itertools.takewhile(lambda card: decisions[card.index].chosen, context.cards)
     return [f"cuda:{card.index}" for card in usable]
 
 
-def _automatic_backend(context: "_loader.Context", decision: "_loader.Decision") -> Report:
+def _automatic_backend(context: "_selection.Context", decision: "_selection.Decision") -> Report:
     """What `--device auto --backend auto` comes to on this machine."""
     if context.torch_cuda is None:
         return {"auto": "reference", "reason": f"torch {context.torch_version} was built without CUDA, so models run on the CPU."}
     if not context.cards:
         return {"auto": "reference", "reason": "No CUDA card is visible, so models run on the CPU."}
     if decision.chosen is not None:
-        return {"auto": "native", "reason": f"Models run on {context.cards[0].name} with the native library."}
+        what = "the native library" if decision.chosen.build else "a native library that is built at the first start"
+        return {"auto": "native", "reason": f"Models run on {context.cards[0].name} with {what}."}
     return {"auto": None, "reason": _rejection(decision)}
 
 
-def _suggestions(context: "_loader.Context", decisions: "dict[int, _loader.Decision]", backend: Report) -> list[str]:
+def _suggestions(context: "_selection.Context", decisions: "dict[int, _selection.Decision]", backend: Report) -> list[str]:
     if context.cards and context.torch_cuda is None:
         return [f"{context.cards[0].name} lies idle: install a CUDA build of torch (pip install --force-reinstall torch)."]
     problems = [_rejection(decision) for decision in decisions.values()]
-    unique = dict.fromkeys(problem for problem in problems if problem is not None)
+    passed_over = [str(verdict) for decision in decisions.values() for verdict in decision.passed_over]
+    unique = dict.fromkeys(problem for problem in [*problems, *passed_over] if problem is not None)
     return [*unique, *(["Until then: --backend reference, or --device cpu."] if backend["auto"] is None else [])]
 
 
-def _rejection(decision: "_loader.Decision") -> str | None:
+def _rejection(decision: "_selection.Decision") -> str | None:
     return None if decision.chosen else str(decision.error())
 
 
@@ -186,7 +218,8 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     machine, python, torch, library = report["machine"], report["python"], report["torch"], report["native_library"]
     packages = [f"{name} {version or '(missing)'}" for name, version in report["packages"].items()]
     cards = [
-        f"{card['index']}: {card['name']}, {card['sm']}" + (" (cannot be used)" if card["rejection"] else "")
+        f"{card['index']}: {card['name']}, {card['sm']}"
+        + (" (cannot be used)" if card["rejection"] else f" (runs {card['code']})" if card["code"] else "")
         for card in report["cards"]
     ]
     lines = [
@@ -198,23 +231,31 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("cards", "\n".join(cards) or ("no GPU" if report["driver"] else "not asked")),
         *([("workers", f"up to {len(report['workers'])}: {', '.join(report['workers'])}")] if report["workers"] else []),
         ("native library", library["name"] or library["problem"]),
+        *(_library_lines(library) if library["path"] else []),
     ]
-    if library.get("path"):
-        lines += [
-            ("  file", library["path"]),
-            ("  built for", ", ".join([*library["archs"], *(f"PTX {name}" for name in library["ptx"])])),
-            ("  built with", f"CUDA {library['cuda_toolkit']}, torch {library['torch_built_with']}"),
-            ("  needs", f"torch {library['torch_min']}, driver {library['driver_min']}"),
-            ("  sha256", library["sha256"]),
-        ]
     for candidate in report["candidates"]:
-        lines.append((f"  {candidate['origin']}", candidate["rejection"] or "chosen"))
+        verdict = "chosen" if candidate["is_built"] else "chosen: it is built at the first start"
+        lines.append((f"  {candidate['origin']}", candidate["rejection"] or verdict))
+    if report["environment"]:
+        lines.append(("environment", "\n".join(f"{name}={value}" for name, value in report["environment"].items())))
     for choices in report["kernel_choices"]:
         lines += _choice_lines(choices)
     lines.append(("backend", f"auto is {report['backend']['auto'] or 'refused'}: {report['backend']['reason']}"))
     lines.append(("packages", ", ".join(packages) or "not installed as a package: runs from a work tree"))
     lines += [("to do", text) for text in report["suggestions"]]
     return lines
+
+
+def _library_lines(library: Report) -> list[tuple[str, str]]:
+    torch = f"torch {library['torch_min']}" + ("" if library["torch_max"] else " or later")
+    python = "any Python" if library["python_abi"] == "none" else f"Python {library['python_abi']}"
+    return [
+        ("  file", library["path"]),
+        ("  built for", ", ".join([*library["archs"], *(f"PTX {name}" for name in library["ptx"])])),
+        ("  built with", f"CUDA {library['cuda_toolkit']}, torch {library['torch_built_with']}, lane {library['lane']}"),
+        ("  needs", f"{torch}, {python}, driver {library['driver_min']} or newer, {library['platform']}"),
+        ("  sha256", library["sha256"]),
+    ]
 
 
 def _choice_lines(choices: Report) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """What the NVIDIA driver says of itself and its cards, asked through ctypes.
 
 Knows nothing of torch, so that a report or a refusal needs neither torch nor a working CUDA runtime. Allocates nothing on
-a card. Called by `_loader` and by `albatross doctor`.
+a card. Called by `_loader` and by `albatross doctor`; `_selection` judges its cards.
 """
 
 import ctypes
@@ -24,6 +24,9 @@ class Card:
     @property
     def sm(self) -> str:
         return f"sm_{self.capability[0]}{self.capability[1]}"
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.name}, {self.sm})"
 
 
 def open_driver() -> ctypes.CDLL | None:
