@@ -193,9 +193,9 @@ class RWKV7:
         front = slice(len(slots))
         r, k, v = rkv[:, front].unbind()
         v_gate, w, a, g = work.loras[:, front].unbind()
-        v_gate, v_first = (v_gate, work.v_first[front]) if layer.v0 is not None else (None, None)
+        gate = (v_gate, work.v_first[front]) if layer.v0 is not None else (None, None)
         constants = (layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, layer.r_k, *layer.ln_x)
-        self._ops.tmix_decode(state, r, k, v, w, a, v_gate, g, v_first, *constants, slots, out)
+        self._ops.tmix_decode(state, r, k, v, w, a, gate[0], g, gate[1], *constants, slots, out)
 
     def _time_mix_chunks(
         self, layer: Layer, state: Tensor, rkv: Tensor, cu_seqlens: Tensor, slots: Tensor, work: Workspace, out: Tensor
@@ -203,9 +203,9 @@ class RWKV7:
         """Rows of any length; out is written for all tokens, also those of padding."""
         r, k, v = rkv.unbind()
         v_gate, w, a, g = work.loras.unbind()
-        v_gate, v_first = (v_gate, work.v_first) if layer.v0 is not None else (None, None)
+        gate = (v_gate, work.v_first) if layer.v0 is not None else (None, None)
         *prepared, y = work.mixes
-        self._ops.tmix_prepare(k, v, w, a, v_gate, v_first, layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, *prepared)
+        self._ops.tmix_prepare(k, v, w, a, *gate, layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, *prepared)
         _, k, v, _, _ = prepared
         r_heads, *heads, y_heads = (x.view(-1, self.config.num_heads, HEAD_SIZE) for x in (r, *prepared, y))
         self._ops.wkv7_prefill(state, r_heads, *heads, cu_seqlens, slots, y_heads)
