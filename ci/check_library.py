@@ -36,6 +36,8 @@ TORCH_CPP = re.compile(r"_Z\w*(2at|3c10|5torch)")  # C++ of one torch
 PYTHON = re.compile(r"_?Py[A-Z_]")
 CUDA = re.compile(r"cuda[A-Z]")  # a shared CUDA runtime
 
+HEADER_PATH = re.compile(rb"(?<![\w./+-])/[\w./+-]+\.(?:hpp|cuh|cpp|cu|h)\b")  # of a folder; gcc and nvcc write it for __FILE__
+
 # An image in the .nv_fatbin section: a header, then entries of machine code or PTX, each for one capability. The layout is
 # not documented; these fields were found by comparison with `cuobjdump --list-elf --list-ptx`.
 FATBIN_MAGIC = 0xBA55ED50
@@ -113,7 +115,7 @@ def missing_symbols(library: Path, defined: frozenset[str]) -> list[str]:
 def problems(library: Path, torch: Path | None = None) -> list[str]:
     """One sentence for everything that is wrong with the library; `torch` is the folder of a torch it must fit."""
     build = json.loads((library.parent / "_build.json").read_text())
-    found = [*symbol_problems(library, build), *code_problems(library, build)]
+    found = [*symbol_problems(library, build), *code_problems(library, build), *path_problems(library)]
     return found + (torch_problems(library, torch) if torch else [])
 
 
@@ -141,6 +143,12 @@ def code_problems(library: Path, build: dict[str, Any]) -> list[str]:
         (told != found, f"It holds code for {_listed(found)}, but cuobjdump says {_listed(told)}."),
     ]
     return [text for is_wrong, text in checks if is_wrong]
+
+
+def path_problems(library: Path) -> list[str]:
+    """A folder of the machine that built it would make another machine's library differ."""
+    found = HEADER_PATH.findall(library.read_bytes())
+    return [f"It names files of the machine that built it, such as {found[0].decode()}; expected none."] if found else []
 
 
 def torch_problems(library: Path, torch: Path) -> list[str]:

@@ -98,3 +98,11 @@ def test_both_ways_to_read_the_code_of_a_real_library_agree() -> None:
     assert INSTALLED is not None
     tool = str(check_library.find_cuobjdump())
     assert check_library.cuobjdump_targets(tool, INSTALLED) == check_library.code_targets(INSTALLED)
+
+
+def test_a_folder_of_the_machine_that_built_it_is_refused(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_bytes(b"\0torch/csrc/stable/library.h\0csrc/bindings.cpp\0/proc/cpuinfo\0")
+    assert check_library.path_problems(library) == []
+    library.write_bytes(b"\0/home/me/torch/include/torch/csrc/stable/library.h\0")
+    assert "/home/me/torch/include/torch/csrc/stable/library.h" in " ".join(check_library.path_problems(library))
