@@ -4,15 +4,16 @@
 #   ci/gpu_check.sh [--skip PART]... [--only PART]... [FOLDER]
 #
 # Results go to FOLDER/<card>-<date>.json, by default bench/results; what a file of the same commit has from other parts stays.
-# Parts, in their order: build tests older golden drift wkv7 tmix linear sampling decode engine workers serve. `older` builds for
-# compute_80 alone, which the driver then compiles for the card: the code that sm_80 cards run. `workers` needs two cards.
+# Parts, in their order: build tests wheel older golden drift wkv7 tmix linear sampling decode engine workers serve. `older` builds for
+# compute_80 alone, which the driver then compiles for the card: the code that sm_80 cards run. `wheel` loads and runs
+# ALBATROSS_WHEEL in an environment of its own and enters that into manifest/checks.json. `workers` needs two cards.
 #
 # Environment: PYTHON, an interpreter that has torch and the package's dependencies (default python3); ALBATROSS_WHEEL, a
 # finished wheel to install instead of building one; COMMIT, what to note in the results where there is no repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
-all="build tests older golden drift wkv7 tmix linear sampling decode engine workers serve"
+all="build tests wheel older golden drift wkv7 tmix linear sampling decode engine workers serve"
 skip="" only="" results="bench/results"
 
 is_in() { [[ " $2 " == *" $1 "* ]]; }
@@ -50,6 +51,9 @@ fi
 "$python" -m albatross
 if is_wanted tests; then
   "$python" -m pytest tests/gpu tests/ops tests/e2e -q
+fi
+if is_wanted wheel && [ -n "${ALBATROSS_WHEEL:-}" ]; then
+  "$python" ci/verify_wheel.py --only load --torch "$(command -v "$python")" "$ALBATROSS_WHEEL"
 fi
 if is_wanted older; then
   TORCH_CUDA_ARCH_LIST="8.0+PTX" ALBATROSS_PTX_ONLY=1 "$python" -m pip install --no-deps --no-build-isolation --quiet --target "$parts/older" .
