@@ -90,7 +90,7 @@ class EngineConfig(_Settings):
     backend: Literal["auto", "native", "reference"] = Field(
         "auto", description="Whose kernels run the model and draw. auto: the native library's on CUDA, plain torch's on the CPU."
     )
-    cuda_graphs: bool = Field(True, description="On CUDA with the native backend, run decode steps as captured graphs.")
+    cuda_graphs: bool = Field(True, description="On CUDA with the native backend, run steps as captured graphs.")
     autotune: bool = Field(
         True, description="On CUDA with the native backend, measure once a card which kernels are the quickest, and remember it."
     )
