@@ -1,4 +1,4 @@
-"""What a decode step must move and compute at least, by arithmetic from a model's sizes.
+"""What a step must move and compute at least, by arithmetic from a model's sizes.
 
 Knows no device and no time: the benchmarks divide by what they measured a card to do.
 """
@@ -6,6 +6,7 @@ Knows no device and no time: the benchmarks divide by what they measured a card 
 from dataclasses import dataclass
 
 from albatross.config import ModelConfig
+from albatross.constants import HEAD_SIZE
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,27 @@ class StepCost:
         return "bandwidth" if self.num_bytes / bandwidth >= self.flops / gemm_rate else "compute"
 
 
-def step_cost(config: ModelConfig, num_rows: int, slot_bytes: int, itemsize: int = 2) -> StepCost:
-    """A decode step of `num_rows` sequences with weights of `itemsize` bytes a number. All weights are counted, the sparse
-    ones too: a step that skips the zero rows of a squared ReLU may take less than the bound."""
+def step_cost(
+    config: ModelConfig, num_rows: int, slot_bytes: int, itemsize: int = 2, num_tokens: int | None = None
+) -> StepCost:
+    """A step of `num_rows` sequences with weights of `itemsize` bytes a number and logits for each sequence's last token.
+
+    num_tokens: of all sequences; without it each has one, as in decoding. All weights are counted, the sparse ones too: a
+    step that skips the zero rows of a squared ReLU may take less than the bound.
+    """
+    num_tokens = num_rows if num_tokens is None else num_tokens
     width = config.hidden_size
     ranks = config.w_rank + config.a_rank + config.v_rank + config.g_rank
     layer = width * (4 * width + 2 * config.ffn_size + 2 * ranks)
-    matrices = config.num_layers * layer - 2 * width * config.v_rank + width * config.vocab_size  # layer 0 has no v LoRA
+    layers = config.num_layers * layer - 2 * width * config.v_rank  # layer 0 has no v LoRA
+    head = width * config.vocab_size
     return StepCost(
-        weight_bytes=(matrices + num_rows * width) * itemsize,
+        weight_bytes=(layers + head + num_tokens * width) * itemsize,
         state_bytes=2 * num_rows * slot_bytes,
-        flops=2 * num_rows * matrices,
+        flops=2 * (num_tokens * layers + num_rows * head),
     )
+
+
+def recurrence_bytes(num_rows: int, num_tokens: int, num_heads: int, state_itemsize: int, itemsize: int = 2) -> int:
+    """What one layer's recurrence moves over sequences of `num_tokens` in all: states in and out, and r, w, k, v, a, b and y."""
+    return num_heads * HEAD_SIZE * (2 * num_rows * HEAD_SIZE * state_itemsize + 7 * num_tokens * itemsize)

@@ -44,6 +44,12 @@ def bytes_result(name: str, measured: Measured, num_bytes: int, bandwidth: float
 
 def time_graph(calls: Sequence[Callable[[], object]], replays: int = 20) -> Measured:
     """Seconds of one call, from a graph that holds each of `calls` once."""
+    seconds = time_each(capture(calls).replay, replays)
+    return summarise([value / len(calls) for value in seconds])
+
+
+def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """A graph of `calls`, one after another, which have run once before."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -51,8 +57,7 @@ def time_graph(calls: Sequence[Callable[[], object]], replays: int = 20) -> Meas
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    seconds = time_each(graph.replay, replays)
-    return summarise([value / len(calls) for value in seconds])
+    return graph
 
 
 def time_each(call: Callable[[], object], repeats: int) -> list[float]:

@@ -25,7 +25,7 @@ from bench.bounds import StepCost, step_cost
 from bench.cuda import copy_bandwidth, gemm_rate, need_cuda, time_each
 from bench.models import model_setting
 from bench.plot import decode_plot
-from bench.profile import profile_steps
+from bench.profile import Work, profile_steps
 from bench.timing import Result, make_parser, summarise, write_report
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 960)
@@ -85,7 +85,10 @@ def measure(model: str, args: argparse.Namespace, bandwidth: float, gemms: float
         target = TARGETS.get(model, {}).get(rows) if args.state_dtype == "float16" else None
         results.append(Result(title, rows / seconds.median, "tokens/s", bound, details, target))
         if args.profile is not None and rows in (args.profile or args.rows):
-            results += profile_steps(title, partial(step.run, rows), cost, bandwidth)
+            known = {
+                "products": Work(cost.weight_bytes, bandwidth, "GB/s"), "recurrence": Work(cost.state_bytes, bandwidth, "GB/s")
+            }  # fmt: skip
+            results += profile_steps(title, partial(step.run, rows), known)
     return results
 
 

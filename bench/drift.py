@@ -26,6 +26,7 @@ from albatross.reference import wkv7 as reference
 from albatross.tokenizer.world import WorldTokenizer
 from bench.stepper import CHUNK, Stepper
 from bench.timing import ROOT, Result, make_parser, write_report
+from bench.vectors import Vectors, random_vectors
 
 CONVERSATIONS = ROOT / "tests" / "data" / "eval-11.jsonl"
 TYPES = (("float32", "float32"), ("float32", "float16"), ("float16", "float32"), ("float16", "float16"))  # weights, state
@@ -35,8 +36,6 @@ NUM_PARTS = 4  # quarters of a length, each reported by itself
 NUM_ROWS, DISTANCES, NUM_FACTS = 48, (16, 64, 256, 1024, 4096, 16384), 3
 ANSWER_TOKENS = 6
 NOT_FILLER = ("recall", "name_memory", "shout", "tool", "think")  # would tell other facts, or rules for what follows
-
-Vectors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -50,14 +49,6 @@ def as_result(name: str, unit: str, columns: Sequence[int], values: Sequence[flo
 
 def ends_of_parts(length: int) -> list[int]:
     return [length * part // NUM_PARTS for part in range(1, NUM_PARTS + 1)]
-
-
-def random_vectors(num_tokens: int, decay_logit: float, device: torch.device, generator: torch.Generator) -> Vectors:
-    """r, w, k, v, a, b [T, H, 64] in fp16, of the sizes at which a state stays bounded."""
-    shape = (6, num_tokens, NUM_HEADS, 64)
-    r, w, k, v, kk, gate = torch.randn(shape, generator=generator, device=device)
-    kk = torch.nn.functional.normalize(kk, dim=-1)
-    return r.half(), (w + decay_logit).half(), (0.3 * k).half(), v.half(), -kk.half(), (kk * gate.sigmoid()).half()
 
 
 def recurrence(device: torch.device, length: int) -> list[Result]:
@@ -82,7 +73,7 @@ def _recurrence_errors(device: torch.device, ends: list[int], decay_logit: float
     for end in ends:
         squares = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in states}
         for start in range(begin, end, CHUNK):
-            vectors = random_vectors(min(CHUNK, end - start), decay_logit, device, generator)
+            vectors = random_vectors(min(CHUNK, end - start), NUM_HEADS, device, decay_logit, generator)
             expected = torch.empty(vectors[0].shape, dtype=torch.float64, device=device)
             reference.wkv7_prefill(exact, *vectors, cu_seqlens=one * len(expected), slots=slot, y=expected)
             for name, state in states.items():

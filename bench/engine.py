@@ -58,7 +58,7 @@ class Load:
 
     def generate(self, num_requests: int) -> Generation:
         started = time.perf_counter()
-        self._start([self._params] * num_requests)
+        self.start([self._params] * num_requests)
         first_token_s: dict[int, float] = {}
         num_drawn = 0
         while self._core.has_work:
@@ -74,7 +74,7 @@ class Load:
         """Seconds of one decode step, each repeat a window of steps: single calls say little, since steps overlap."""
         windows = []
         for _ in range(repeats):
-            stream_ids = self._start([self._params] * num_requests)
+            stream_ids = self.start([self._params] * num_requests)
             while self._core.stats().num_waiting or self._core.stats().num_running < num_requests:
                 self._core.step()
             self._step(WARM_UP_STEPS)
@@ -88,7 +88,7 @@ class Load:
         """Drawn tokens a second while every request that ends is replaced at once; the first ones end evenly spread."""
         whole = msgspec.structs.replace(self._params, max_tokens=num_tokens)
         lengths = [1 + num_tokens * (i + 1) // num_requests for i in range(num_requests)]
-        running = set(self._start([msgspec.structs.replace(whole, max_tokens=length) for length in lengths]))
+        running = set(self.start([msgspec.structs.replace(whole, max_tokens=length) for length in lengths]))
         self._replace_ended(running, self._step(WARM_UP_STEPS), whole)
         rates = []
         for _ in range(repeats):
@@ -102,10 +102,11 @@ class Load:
         self._empty(tuple(running))
         return summarise(rates)
 
-    def _start(self, params: Sequence[SamplingParams]) -> tuple[int, ...]:
+    def start(self, params: Sequence[SamplingParams], prompt: bytes | None = None) -> tuple[int, ...]:
+        """A request for each of `params`, of `prompt` (packed ids) or the load's own. Returns the ids of their streams."""
         stream_ids = tuple(itertools.islice(self._stream_ids, len(params)))
         for stream_id, each in zip(stream_ids, params, strict=True):
-            self._core.add(AddRequest((stream_id,), self._prompt, each))
+            self._core.add(AddRequest((stream_id,), self._prompt if prompt is None else prompt, each))
         return stream_ids
 
     def _step(self, number: int) -> list[StepOutput]:
@@ -114,7 +115,7 @@ class Load:
     def _replace_ended(self, running: set[int], outputs: Sequence[StepOutput], params: SamplingParams) -> None:
         ended = {finish.stream_id for output in outputs for finish in output.finished}
         running -= ended
-        running.update(self._start([params] * len(ended)))
+        running.update(self.start([params] * len(ended)))
 
     def _empty(self, stream_ids: tuple[int, ...]) -> None:
         self._core.abort(AbortRequest(stream_ids))

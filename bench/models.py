@@ -1,8 +1,9 @@
-"""Which model a benchmark of the engine runs, and what it is asked. Knows names only; loads nothing."""
+"""Which model a benchmark of the engine runs, and what it is asked. Knows names and shapes; loads no weights."""
 
 import argparse
 
-from albatross.config import DEMO_MODEL, SYNTHETIC_PREFIX
+from albatross.config import DEMO_MODEL, SYNTHETIC_PREFIX, EngineConfig, ModelConfig
+from albatross.models.checkpoint import open_checkpoint
 from albatross.models.synth import SIZES
 
 PROMPT = [24, 117, 11, 12, 256]  # ids that every vocabulary has
@@ -15,3 +16,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def model_setting(name: str) -> str:
     """The engine's `model` setting for what the flag names."""
     return SYNTHETIC_PREFIX + name if name in SIZES else name
+
+
+def model_config(name: str) -> ModelConfig:
+    """The sizes of what the flag names."""
+    return SIZES[name] if name in SIZES else open_checkpoint(EngineConfig(model=name).model_path).config

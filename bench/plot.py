@@ -1,8 +1,9 @@
 """Line plots on two logarithmic axes as SVG, written by hand so that no plotting library is needed.
 
-    python -m bench.plot RESULTS.json FILE.svg
+    python -m bench.plot {decode,prefill} RESULTS.json FILE.svg
 
-Draws the time of a decode step against the number of rows, beside its bound, from the results of `bench.decode`.
+Draws the time of a decode step against the number of rows from the results of `bench.decode`, or that of one prompt against its
+tokens from those of `bench.prefill`, each beside its bound.
 """
 
 import argparse
@@ -44,17 +45,34 @@ class Axis(NamedTuple):
 
 def decode_plot(details: Iterable[Details]) -> str:
     """The SVG of time per step against rows, from the details of `bench.decode`'s results; others are passed over."""
+    steps = [detail for detail in details if "bound_ms" in detail]
+    return _time_plot(steps, "rows", "bound_ms", "Time of a decode step, fp16 weights; dashed: the bound of the card", "rows")
+
+
+def prefill_plot(details: Iterable[Details]) -> str:
+    """The SVG of time against the tokens of one prompt, from the details of `bench.prefill`'s results; others are passed over."""
+    readings = [detail for detail in details if is_one_prompt(detail)]
+    title = "Time of one prompt, fp16 weights; dashed: all products at the card's rate, or all weights once"
+    return _time_plot(readings, "length", "floor_ms", title, "tokens")
+
+
+def is_one_prompt(detail: Details) -> bool:
+    """Whether `prefill_plot` draws a result with these details."""
+    return "floor_ms" in detail and detail["prompts"] == 1
+
+
+def _time_plot(details: Iterable[Details], x: str, bound: str, title: str, x_label: str) -> str:
+    """A line of "ms" against `x` for each model and type of state, and a dashed one of `bound`."""
     series: dict[str, list[Details]] = {}
     for detail in details:
-        if "bound_ms" in detail:
-            series.setdefault(f"{detail['model']}, {detail['state_dtype'].replace('float', 'fp')} state", []).append(detail)
+        series.setdefault(f"{detail['model']}, {detail['state_dtype'].replace('float', 'fp')} state", []).append(detail)
     lines = []
-    for number, (name, steps) in enumerate(series.items()):
-        steps.sort(key=lambda detail: detail["rows"])
+    for number, (name, points) in enumerate(series.items()):
+        points.sort(key=lambda detail: detail[x])
         colour = COLOURS[number % len(COLOURS)]
-        lines.append(Line(name, [(step["rows"], step["ms"]) for step in steps], colour))
-        lines.append(Line(f"{name}, bound", [(step["rows"], step["bound_ms"]) for step in steps], colour, True))
-    return line_plot(lines, "Time of a decode step, fp16 weights; dashed: the bound of the card", "rows", "ms")
+        lines.append(Line(name, [(point[x], point["ms"]) for point in points], colour))
+        lines.append(Line(f"{name}, bound", [(point[x], point[bound]) for point in points], colour, True))
+    return line_plot(lines, title, x_label, "ms")
 
 
 def line_plot(lines: Sequence[Line], title: str, x_label: str, y_label: str) -> str:
@@ -121,11 +139,13 @@ def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    plots = {"decode": decode_plot, "prefill": prefill_plot}
+    parser.add_argument("plot", choices=plots)
     parser.add_argument("results", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     rows = json.loads(args.results.read_text())["results"]
-    args.out.write_text(decode_plot([row["details"] for row in rows]))
+    args.out.write_text(plots[args.plot]([row["details"] for row in rows]))
 
 
 if __name__ == "__main__":

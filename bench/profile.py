@@ -1,28 +1,39 @@
-"""What each kernel of a step takes, from CUPTI's records of replayed graphs, and what its family moves a second.
+"""What each kernel of a step takes, from CUPTI's records of replayed graphs, and what its family moves or computes a second.
 
 Knows kernels by their names only. Kernels that overlap are each counted whole, so that their sum may exceed the step.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.bounds import StepCost
 from bench.timing import Result
 
 STEPS = 10
 # Which part of a step a kernel belongs to, by what its name says; the first that fits.
 FAMILIES = (
     ("recurrence", re.compile(r"wkv|tmix_decode")),
-    ("draw", re.compile(r"sampl|draw|penal|argmax|softmax|sort|scan|topk", re.IGNORECASE)),
+    ("draw", re.compile(r"sampl|draw|penal|argmax|softmax|(?<!search)sort|scan|topk", re.IGNORECASE)),
     ("norm and mix", re.compile(r"norm|mix|readout|prepare|relu", re.IGNORECASE)),
     ("products", re.compile(r"gemm|gemv|linear|splitK|cutlass|nvjet|cublas", re.IGNORECASE)),
-    ("moves", re.compile(r"mem(cpy|set)|copy|index|gather|fill|elementwise", re.IGNORECASE)),
+    ("moves", re.compile(r"mem(cpy|set)|copy|index|gather|fill|elementwise|searchsorted", re.IGNORECASE)),
 )
+
+
+SCALES = {"GB/s": 1e9, "TFLOP/s": 1e12}
+AMOUNTS = {"GB/s": "bytes", "TFLOP/s": "flops"}  # how details name what is counted
+
+
+class Work(NamedTuple):
+    """What a family of kernels does in a step, in bytes or floating-point operations, and what the card can do a second."""
+
+    amount: int
+    rate: float
+    unit: Literal["GB/s", "TFLOP/s"]
 
 
 class Kernel(NamedTuple):
@@ -37,8 +48,8 @@ class Kernel(NamedTuple):
         return next((family for family, pattern in FAMILIES if pattern.search(self.name)), "other")
 
 
-def profile_steps(title: str, step: Callable[[], object], cost: StepCost, bandwidth: float) -> list[Result]:
-    """Results for every kernel (us a step) and for the families whose bytes are known (GB/s beside a copy's)."""
+def profile_steps(title: str, step: Callable[[], object], known: Mapping[str, Work]) -> list[Result]:
+    """Results for every kernel (us a step) and every family: where `known` says what one does, its rate beside the card's."""
     kernels = record(step)
     total = sum(kernel.us for kernel in kernels)
     results = [
@@ -48,15 +59,15 @@ def profile_steps(title: str, step: Callable[[], object], cost: StepCost, bandwi
         )
         for kernel in kernels
     ]  # fmt: skip
-    known_bytes = {"products": cost.weight_bytes, "recurrence": cost.state_bytes}
     for family, us in sum_by_family(kernels).items():
         details = {"family": family, "us": us, "share": us / total}
-        if family in known_bytes:
-            rate = known_bytes[family] / us / 1e3
-            details["bytes"] = known_bytes[family]
-            results.append(Result(f"{title}: all {family}", rate, "GB/s", bandwidth / 1e9, details))
-        else:
+        work = known.get(family)
+        if work is None:
             results.append(Result(f"{title}: all {family}", us, "us", details=details))
+            continue
+        scale = SCALES[work.unit]
+        details[AMOUNTS[work.unit]] = work.amount
+        results.append(Result(f"{title}: all {family}", work.amount / us * 1e6 / scale, work.unit, work.rate / scale, details))
     return results
 
 

@@ -5,13 +5,15 @@ Knows nothing of what is measured. Each benchmark makes a list of `Result` and h
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
 import shutil
 import statistics
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +62,16 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The least value that `percent` of all values do not exceed."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))]
+
+
+def time_on_host(call: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each call by the host's clock, after one that is not counted."""
+    call()
+    marks = [time.perf_counter()]
+    for _ in range(repeats):
+        call()
+        marks.append(time.perf_counter())
+    return [end - begin for begin, end in itertools.pairwise(marks)]
 
 
 def pin_to_core(core: int) -> None:

@@ -17,7 +17,8 @@ from albatross import ops
 from bench.cuda import DEVICE, DTYPES, bytes_result, open_card, time_graph
 from bench.timing import Result, make_parser, write_report
 
-ROWS = (1, 32, 256, 960)
+DECODE_ROWS = 960  # what is more than that is measured as the tokens of one prompt, without the decode step's kernel
+ROWS = (1, 32, 256, DECODE_ROWS, 4096)
 WIDTHS = (2048, 4096)  # of a 1.5B and a 7.2B model
 NUM_MIXES = 6
 NUM_LAYERS = 64  # calls of the kernels whose states are small
@@ -31,15 +32,18 @@ def bind(op: Callable[..., None], *arguments: object) -> Call:
 
 
 class Inputs:
-    """Activations and constants of one layer for `num_rows` tokens, in fp16."""
+    """Activations and constants of one layer for `num_rows` tokens, in fp16: those of as many sequences, or of one prompt."""
 
     def __init__(self, num_rows: int, width: int) -> None:
         self.num_rows, self.width = num_rows, width
         self.rows = [torch.randn(num_rows, width, device=DEVICE).half() for _ in range(8)]
         self.constants = [torch.randn(width, device=DEVICE) for _ in range(5)]
         self.readout = [0.3 * torch.randn(width // 64, 64, device=DEVICE), *torch.randn(2, width, device=DEVICE).unbind()]
-        self.slots = torch.randperm(num_rows, device=DEVICE).int()
-        self.bounds = torch.arange(num_rows + 1, device=DEVICE, dtype=torch.int32)
+        places = torch.arange(num_rows + 1, device=DEVICE, dtype=torch.int32)
+        self.is_prompt = num_rows > DECODE_ROWS
+        self.bounds = places[:: num_rows if self.is_prompt else 1].contiguous()
+        self.token_rows = places[:-1].clone().clamp_(max=len(self.bounds) - 2)
+        self.slots = torch.randperm(len(self.bounds) - 1, device=DEVICE).int()
         self.out = torch.empty(6, num_rows, width, device=DEVICE, dtype=torch.float16)
 
     def tmix_decode(self, dtype: torch.dtype) -> tuple[list[Call], int]:
@@ -53,16 +57,16 @@ class Inputs:
 
     def add_norm_mix(self, num_mixes: int) -> tuple[list[Call], int]:
         x, x_out = torch.randn(2, self.num_rows, self.width, device=DEVICE).unbind()
-        shifts = torch.zeros(self.num_rows, NUM_LAYERS, self.width, device=DEVICE, dtype=torch.float16)
+        shifts = torch.zeros(len(self.slots), NUM_LAYERS, self.width, device=DEVICE, dtype=torch.float16)
         mix = torch.rand(num_mixes, self.width, device=DEVICE).half()
-        rows = (self.bounds, self.bounds[:-1].clone(), self.slots)
+        rows = (self.bounds, self.token_rows, self.slots)
         arguments = (x, self.rows[0], *self.readout[1:], mix)
         mixed = self.out[:num_mixes]
         calls = [bind(ops.add_norm_mix, *arguments, shift, *rows, x_out, mixed) for shift in shifts.unbind(1)]
-        return calls, 2 * x.nbytes + (3 + num_mixes) * self.out[0].nbytes + mix.nbytes
+        return calls, 2 * x.nbytes + 2 * shifts[:, 0].nbytes + (1 + num_mixes) * self.out[0].nbytes + mix.nbytes
 
     def add_norm(self) -> tuple[list[Call], int]:
-        x, index = torch.randn(self.num_rows, self.width, device=DEVICE), self.bounds[:-1].long()
+        x, index = torch.randn(self.num_rows, self.width, device=DEVICE), torch.arange(self.num_rows, device=DEVICE)
         call = bind(ops.add_norm, x, self.rows[0], *self.readout[1:], index, self.out[0])
         return [call] * NUM_LAYERS, x.nbytes + 2 * self.out[0].nbytes
 
@@ -82,8 +86,9 @@ class Inputs:
 
 def bench(num_rows: int, width: int, bandwidth: float) -> list[Result]:
     inputs = Inputs(num_rows, width)
+    dtypes = {} if inputs.is_prompt else DTYPES
     kernels: dict[str, Callable[[], tuple[list[Call], int]]] = {
-        **{f"tmix_decode, {name} state": partial(inputs.tmix_decode, dtype) for name, dtype in DTYPES.items()},
+        **{f"tmix_decode, {name} state": partial(inputs.tmix_decode, dtype) for name, dtype in dtypes.items()},
         **{f"add_norm_mix, {count} mixes": partial(inputs.add_norm_mix, count) for count in (1, NUM_MIXES)},
         "add_norm": inputs.add_norm,
         "tmix_prepare": inputs.tmix_prepare,

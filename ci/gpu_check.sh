@@ -4,16 +4,16 @@
 #   ci/gpu_check.sh [--skip PART]... [--only PART]... [FOLDER]
 #
 # Results go to FOLDER/<card>-<date>.json, by default bench/results; what a file of the same commit has from other parts stays.
-# Parts, in their order: build tests wheel older golden drift wkv7 tmix linear sampling decode engine workers serve. `older` builds for
-# compute_80 alone, which the driver then compiles for the card: the code that sm_80 cards run. `wheel` loads and runs
-# ALBATROSS_WHEEL in an environment of its own and enters that into manifest/checks.json. `workers` needs two cards.
+# Parts, in their order: build tests wheel older golden drift tmix linear sampling decode prefill engine interference workers serve.
+# `older` builds for compute_80 alone, which the driver then compiles for the card: the code that sm_80 cards run. `wheel` loads and
+# runs ALBATROSS_WHEEL in an environment of its own and enters that into manifest/checks.json. `workers` needs two cards.
 #
 # Environment: PYTHON, an interpreter that has torch and the package's dependencies (default python3); ALBATROSS_WHEEL, a
 # finished wheel to install instead of building one; COMMIT, what to note in the results where there is no repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
-all="build tests wheel older golden drift wkv7 tmix linear sampling decode engine workers serve"
+all="build tests wheel older golden drift tmix linear sampling decode prefill engine interference workers serve"
 skip="" only="" results="bench/results"
 
 is_in() { [[ " $2 " == *" $1 "* ]]; }
@@ -64,16 +64,17 @@ fi
 
 measure golden all --device cuda
 measure drift all --device cuda
-measure wkv7 all
 measure tmix all
 measure linear all
 measure sampling all
 measure decode fp16 --profile 1 32 256 960
 measure decode fp32 --models 7.2b --rows 1 32 256 960 --state-dtype float32
+measure prefill all --device cuda --profile 1x4096 8x512
 measure engine demo --device cuda --concurrency 1 32 256
 measure engine 1.5b --device cuda --model 1.5b --concurrency 1 8 32 256 960 --continuous --repeats 3
 measure engine 7.2b --device cuda --model 7.2b --concurrency 1 8 32 128 256 960 --continuous --repeats 3
 measure engine 7.2b-generation --device cuda --model 7.2b --generation --concurrency 128 512 --top-p 0.3 --repeats 3
+measure interference 7.2b --device cuda --model 7.2b
 if [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
   measure workers 1.5b --model 1.5b --workers 1 2 --concurrency 256
 fi
