@@ -56,4 +56,5 @@ class _Parts:
             stop_reason=choice.stop_reason,
             token_ids=self._token_ids,
             logprobs=self._logprobs,
+            prompt_logprobs=choice.prompt_logprobs,
         )

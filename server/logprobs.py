@@ -1,7 +1,7 @@
-"""Log-probabilities of drawn tokens in the two shapes of the OpenAI API.
+"""Log-probabilities in the two shapes of the OpenAI API, and those of prompts in vLLM's.
 
 A token that is not UTF-8 alone is shown as `bytes:\\x..`, one without text as its name; minus infinity as -9999.
-Called by `responses` and `streaming`, and only for requests that ask for log-probabilities.
+JSON has no infinity. Called by `responses` and `streaming`, and only for requests that ask for log-probabilities.
 """
 
 import codecs
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from albatross.constants import END_OF_TEXT_ID
-from albatross.engine.client import TokenLogprobs
+from albatross.engine.client import PromptTokenLogprobs, TokenLogprobs
 from albatross.tokenizer.world import WorldTokenizer
 
-LOWEST = -9999.0  # JSON has no infinity
+LOWEST = -9999.0
 
 
 def token_name(tokenizer: WorldTokenizer, token_id: int) -> str:
@@ -38,6 +38,25 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
+def prompt_logprobs(
+    tokenizer: WorldTokenizer, token_ids: Sequence[int], logprobs: Sequence[PromptTokenLogprobs | None], num_top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """The `prompt_logprobs` of one prompt: null for the first token, then by id the token itself and the likeliest ones."""
+    found: list[dict[str, dict[str, Any]] | None] = []
+    for token_id, entry in zip(token_ids, logprobs, strict=True):
+        if entry is None:
+            found.append(None)
+            continue
+        ranked = [(token_id, entry.logprob, entry.rank)]
+        top = zip(entry.top_ids[:num_top], entry.top_logprobs, strict=False)
+        ranked += [(top_id, value, rank) for rank, (top_id, value) in enumerate(top, start=1) if top_id != token_id]
+        found.append({
+            str(each): {"logprob": _finite(value), "rank": rank, "decoded_token": token_name(tokenizer, each)}
+            for each, value, rank in ranked
+        })  # fmt: skip
+    return found
+
+
 class CompletionLogprobs:
     """Builds the `logprobs` of one completion choice, whole or chunk by chunk; `text_offset` counts characters."""
 
@@ -47,20 +66,28 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def echo(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """Those of the prompt, which come first. Its text ends with it: a character cut there does not go on in the answer."""
+        rendered = self.render(token_ids, logprobs)
+        self._offset += len(self._decoder.decode(b"", final=True))
+        return rendered
+
+    def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         return {
             "tokens": [token_name(self._tokenizer, token_id) for token_id in token_ids],
-            "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
+            "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
             "top_logprobs": [self._top(token_id, entry) for token_id, entry in zip(token_ids, logprobs, strict=True)],
             "text_offset": offsets,
         }
 
-    def _top(self, token_id: int, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the drawn one, by name."""
+    def _top(self, token_id: int, entry: TokenLogprobs | None) -> dict[str, float] | None:
+        """The likeliest tokens and the one that is there, by name."""
+        if entry is None:
+            return None
         best = zip(entry.top_ids[: self._num_top], entry.top_logprobs, strict=False)
         top = {token_name(self._tokenizer, top_id): _finite(value) for top_id, value in best}
         return {**top, token_name(self._tokenizer, token_id): _finite(entry.logprob)}

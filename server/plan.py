@@ -62,9 +62,20 @@ class Plan:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
+    echo: bool = False
+    prompt_logprobs: int | None = None  # alternatives shown in the field of this name; `params` has what all fields together need
     trim_leading_space: bool = False
     request_id: str | None = None
     ignored: tuple[str, ...] = ()
+
+    def prompt_of(self, index: int) -> list[int]:
+        """The prompt of a choice; prompt p has the choices from p * n on."""
+        return self.prompts[index // self.n]
+
+    @property
+    def num_scored_tokens(self) -> int:
+        """Tokens of prompts, counted for each choice that shows them, whose log-probabilities the answer has."""
+        return 0 if self.params.prompt_logprobs is None else self.n * sum(map(len, self.prompts))
 
 
 def to_plan(kind: Kind, body: dict[str, Any], context: Context) -> Plan:
@@ -96,6 +107,8 @@ def _check(request: Body, context: Context) -> Body:
         raise InvalidRequestError("request_id must be 1 to 128 letters, digits and . _ : - characters.", "request_id")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", "stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequestError("prompt_logprobs needs stream to be false; no chunk has a place for them.", "prompt_logprobs")
     return request
 
 
@@ -108,7 +121,12 @@ def _plan_chat(request: ChatBody, context: Context) -> Plan:
         "chat",
         request,
         prompts=[context.tokenizer.encode(render_chat(messages))],
-        params=_sampling(request, context.profile.chat_sampling, (request.top_logprobs or 0) if request.logprobs else None),
+        params=_sampling(
+            request,
+            context.profile.chat_sampling,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs,
+        ),
         stop=() if own_stops == () else (*context.profile.chat_stop, *(own_stops or ())),
         trim_leading_space=begins_answer(messages),
     )
@@ -119,10 +137,17 @@ def _plan_completion(request: CompletionBody, context: Context) -> Plan:
         "completion",
         request,
         prompts=_parse_prompts(request.prompt, request.n or 1, context),
-        params=_sampling(request, {}, request.logprobs),
+        params=_sampling(request, {}, logprobs=request.logprobs, prompt_logprobs=_scored_alternatives(request)),
         stop=_parse_stop(request.stop) or (),
         trim_leading_space=False,
+        echo=bool(request.echo),
     )
+
+
+def _scored_alternatives(request: CompletionBody) -> int | None:
+    """The most alternatives that a field of the answer shows for a token of the prompt; None if none shows any."""
+    wanted = (request.prompt_logprobs, request.logprobs if request.echo else None)
+    return max((number for number in wanted if number is not None), default=None)
 
 
 def _plan(
@@ -133,6 +158,7 @@ def _plan(
     params: SamplingParams,
     stop: tuple[str, ...],
     trim_leading_space: bool,
+    echo: bool = False,
 ) -> Plan:
     options = request.stream_options or StreamOptions()
     return Plan(
@@ -147,13 +173,17 @@ def _plan(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        echo=echo,
+        prompt_logprobs=request.prompt_logprobs,
         trim_leading_space=trim_leading_space,
         request_id=request.request_id,
         ignored=request.ignored,
     )
 
 
-def _sampling(request: ChatBody | CompletionBody, defaults: Mapping[str, float], logprobs: int | None) -> SamplingParams:
+def _sampling(
+    request: ChatBody | CompletionBody, defaults: Mapping[str, float], *, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
     values: dict[str, Any] = dict(defaults)
     values.update((name, value) for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -161,6 +191,7 @@ def _sampling(request: ChatBody | CompletionBody, defaults: Mapping[str, float],
         **values,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         logit_bias={_parse_bias_key(key): bias for key, bias in (request.logit_bias or {}).items()},
         stop_token_ids=tuple(request.stop_token_ids or ()),
     )

@@ -71,6 +71,12 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = Field(None, description="Whether the answer goes on after the end-of-text token.")
     stream: bool | None = Field(None, description="Whether the answer comes as server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats: needs stream.")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Alternatives shown for each token of the prompt, beside the token itself; needs stream to be false.",
+    )
     return_token_ids: bool | None = Field(None, description="Whether prompt and answer are also given as token ids.")
     priority: int | None = Field(None, description="Lower runs earlier.")
     request_id: str | None = Field(None, description="The id of the answer, its log line and its headers.")
@@ -102,7 +108,12 @@ class CompletionBody(GenerationBody):
     prompt: SkipValidation[str | list[str] | list[int] | list[list[int]]] = Field(
         description="Text, token ids, or an array of either. Empty text starts from the end-of-text token."
     )
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Alternatives shown for each token.")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Alternatives shown for each token; with echo, also for those of the prompt."
+    )
+    echo: bool | None = Field(
+        None, description="Whether the text begins with the prompt, whose tokens logprobs then covers; max_tokens 0 adds no more."
+    )
     max_completion_tokens: int | None = Field(None, ge=0, description="Wins over max_tokens.")
 
 
@@ -118,7 +129,7 @@ def _text_modality(value: Any, _: Any) -> bool:
     return value in ([], ["text"])
 
 
-# Fields that would change the answer: refused unless null or of the value that changes nothing.
+# Fields that would change the answer: refused unless null or of the value that changes nothing, or known to the route.
 MUST_BE_NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "tools": _without_tools,
     "tool_choice": _only("none", "auto"),
@@ -145,7 +156,6 @@ MUST_BE_NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "add_generation_prompt": _only(True),
     "echo": _only(False),
     "suffix": _only(""),
-    "prompt_logprobs": _only(),
     "logprobs_mode": _only("raw_logprobs"),
     "bad_words": _only([]),
     "allowed_token_ids": _only(),
@@ -173,7 +183,7 @@ def validate(model: type[Body], body: dict[str, Any]) -> Body:
     """The typed body. Raises InvalidRequestError naming the first field that is wrong or not supported."""
     for name, value in body.items():
         is_neutral = MUST_BE_NEUTRAL.get(name)
-        if is_neutral is not None and value is not None and not is_neutral(value, body):
+        if is_neutral is not None and name not in model.model_fields and value is not None and not is_neutral(value, body):
             raise InvalidRequestError(f"{name} is not supported by this server; leave it out.", name, UNSUPPORTED)
     try:
         request = model.model_validate(body)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from albatross.engine.client import EngineReady, TokenLogprobs
+from albatross.engine.client import EngineReady, PromptLogprobs, TokenLogprobs
 from albatross.tokenizer.world import WorldTokenizer
 
-from .logprobs import CompletionLogprobs, chat_logprobs
+from .logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from .plan import Kind, Plan
 
 _ID_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-"}
@@ -30,7 +30,7 @@ class AnswerMeta:
 
 @dataclass(slots=True)
 class FinishedChoice:
-    """One complete choice. `num_tokens` counts drawn tokens, the one that ended the choice included."""
+    """One complete choice. `num_tokens` counts drawn tokens, the one that ended the choice included; `text` is theirs alone."""
 
     index: int
     text: str
@@ -39,6 +39,7 @@ class FinishedChoice:
     stop_reason: str | int | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def make_meta(kind: Kind, model: str, fingerprint: str, request_id: str | None = None) -> AnswerMeta:
@@ -73,8 +74,8 @@ def whole_answer(plan: Plan, meta: AnswerMeta, choices: Sequence[FinishedChoice]
         "choices": [render(plan, choice, tokenizer) for choice in choices],
         "usage": make_usage(sum(map(len, plan.prompts)), sum(choice.num_tokens for choice in choices)),
     }
-    if plan.return_token_ids and plan.kind == "chat":
-        body["prompt_token_ids"] = plan.prompts[0]
+    if plan.kind == "chat":
+        body |= _about_prompt(plan, choices[0], tokenizer)
     return body
 
 
@@ -91,13 +92,36 @@ def _chat_choice(plan: Plan, choice: FinishedChoice, tokenizer: WorldTokenizer) 
 
 
 def _completion_choice(plan: Plan, choice: FinishedChoice, tokenizer: WorldTokenizer) -> dict[str, Any]:
-    logprobs = None
-    if choice.logprobs is not None and plan.params.logprobs is not None:
-        logprobs = CompletionLogprobs(tokenizer, plan.params.logprobs).render(choice.token_ids, choice.logprobs)
-    rendered = {"index": choice.index, "text": choice.text, "logprobs": logprobs, **_ending(plan, choice)}
+    text = tokenizer.decode(plan.prompt_of(choice.index)) + choice.text if plan.echo else choice.text
+    return {
+        "index": choice.index,
+        "text": text,
+        "logprobs": _completion_logprobs(plan, choice, tokenizer),
+        **_ending(plan, choice),
+        **_about_prompt(plan, choice, tokenizer),
+    }
+
+
+def _completion_logprobs(plan: Plan, choice: FinishedChoice, tokenizer: WorldTokenizer) -> dict[str, Any] | None:
+    if choice.logprobs is None or plan.params.logprobs is None:
+        return None
+    builder = CompletionLogprobs(tokenizer, plan.params.logprobs)
+    if not plan.echo or choice.prompt_logprobs is None:
+        return builder.render(choice.token_ids, choice.logprobs)
+    echo = builder.echo(plan.prompt_of(choice.index), choice.prompt_logprobs)
+    drawn = builder.render(choice.token_ids, choice.logprobs)
+    return {name: column + drawn[name] for name, column in echo.items()}
+
+
+def _about_prompt(plan: Plan, choice: FinishedChoice, tokenizer: WorldTokenizer) -> dict[str, Any]:
+    """What the request wants to know of a choice's prompt: in its choice, or in a chat's body."""
+    token_ids = plan.prompt_of(choice.index)
+    fields: dict[str, Any] = {}
     if plan.return_token_ids:
-        rendered["prompt_token_ids"] = plan.prompts[choice.index // plan.n]
-    return rendered
+        fields["prompt_token_ids"] = token_ids
+    if plan.prompt_logprobs is not None and choice.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs(tokenizer, token_ids, choice.prompt_logprobs, plan.prompt_logprobs)
+    return fields
 
 
 def _ending(plan: Plan, choice: FinishedChoice) -> dict[str, Any]:

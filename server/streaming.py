@@ -1,7 +1,8 @@
 """Writes a generation as server-sent events while it runs. The hot path of the server: every token passes here.
 
 All that has come since the last send goes out in one send, so a reader that lags gets fewer and longer chunks. Each
-choice has a role chunk (chat), text chunks and a finish chunk; then come the totals, if asked for, and [DONE].
+choice has a role chunk (chat) or one with its prompt (echo), text chunks and a finish chunk; then come the totals, if asked
+for, and [DONE].
 """
 
 import asyncio
@@ -26,6 +27,7 @@ STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+LONG_ECHO = 4096  # tokens of a prompt whose log-probabilities take milliseconds to write, and leave the event loop
 
 
 class KeepAlive:
@@ -58,12 +60,20 @@ class KeepAlive:
 class ChoiceStream:
     """Turns what is new in one choice into chunks."""
 
-    __slots__ = ("_details", "_head", "_tail", "_template", "_trimmer", "choice", "has_ended", "has_failed")
+    __slots__ = (
+        "_details", "_head", "_prompt", "_tail", "_template", "_tokenizer", "_trimmer",
+        "choice", "has_ended", "has_failed", "owes_echo",
+    )  # fmt: skip
 
-    def __init__(self, run: Run, choice: Choice, template: ChunkTemplate, details: "Details | None") -> None:
+    def __init__(
+        self, run: Run, choice: Choice, template: ChunkTemplate, tokenizer: WorldTokenizer, details: "Details | None"
+    ) -> None:
         self.choice = choice
         self.has_ended = False
         self.has_failed = False
+        self.owes_echo = run.plan.echo
+        self._prompt = run.plan.prompt_of(choice.index)
+        self._tokenizer = tokenizer
         self._trimmer = AnswerTrimmer() if run.plan.trim_leading_space else None
         self._template = template
         self._head = template.head(choice.index)
@@ -91,6 +101,17 @@ class ChoiceStream:
             self._write_finish(out)
         return True
 
+    async def write_echo(self, out: list[bytes]) -> None:
+        """Appends the chunk with the prompt, which goes before all others as soon as the prompt has been read."""
+        self.owes_echo = False
+        text = self._tokenizer.decode(self._prompt)
+        if self._details is None:
+            out += (self._head, dumps(text), self._tail) if text else ()
+        elif len(self._prompt) > LONG_ECHO:
+            out.append(await asyncio.to_thread(self._details.echo, text))
+        else:
+            out.append(self._details.echo(text))
+
     def _write_finish(self, out: list[bytes]) -> None:
         choice = self.choice
         fields = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
@@ -109,7 +130,7 @@ class Details:
 
     def __init__(self, run: Run, choice: Choice, template: ChunkTemplate, tokenizer: WorldTokenizer) -> None:
         self._run = run
-        self._index = choice.index
+        self._choice = choice
         self._template = template
         self._tokenizer = tokenizer
         self._num_top = run.plan.params.logprobs
@@ -118,11 +139,18 @@ class Details:
         self._logprobs: list[TokenLogprobs] = []
         self._has_written = False
 
+    def echo(self, text: str) -> bytes:
+        """The chunk of the prompt's own text."""
+        fields = self.take()
+        if self._num_top is not None and self._choice.prompt_logprobs is not None:
+            fields["logprobs"] = self._completion.echo(self._run.plan.prompt_of(self._choice.index), self._choice.prompt_logprobs)
+        return self._template.detailed(self._choice.index, text, fields, self.usage())
+
     def write(self, text: str, delta: Delta, out: list[bytes]) -> None:
         self._token_ids += delta.token_ids
         self._logprobs += delta.logprobs or []
         if text:
-            out.append(self._template.detailed(self._index, text, self.take(), self.usage()))
+            out.append(self._template.detailed(self._choice.index, text, self.take(), self.usage()))
 
     def take(self) -> dict[str, Any]:
         """The fields of the next chunk."""
@@ -136,7 +164,7 @@ class Details:
         if plan.return_token_ids:
             fields["token_ids"] = self._token_ids
             if plan.kind == "completion" and not self._has_written:
-                fields["prompt_token_ids"] = plan.prompts[self._index // plan.n]
+                fields["prompt_token_ids"] = plan.prompt_of(self._choice.index)
         self._token_ids, self._logprobs = [], []
         self._has_written = True
         return fields
@@ -163,7 +191,7 @@ async def _send_events(run: Run, template: ChunkTemplate, tokenizer: WorldTokeni
     plan = run.plan
     is_detailed = plan.params.logprobs is not None or plan.return_token_ids or plan.continuous_usage
     live = [
-        ChoiceStream(run, choice, template, Details(run, choice, template, tokenizer) if is_detailed else None)
+        ChoiceStream(run, choice, template, tokenizer, Details(run, choice, template, tokenizer) if is_detailed else None)
         for choice in run.generation.choices
     ]
     out = _opening(run, template)
@@ -178,6 +206,8 @@ async def _send_events(run: Run, template: ChunkTemplate, tokenizer: WorldTokeni
         out = []
         has_end = False
         for stream in live:
+            if stream.owes_echo and stream.choice.has_read_prompt:
+                await stream.write_echo(out)
             has_end |= stream.write(out)
         if has_end:
             await _raise_failure(run, live, send, out)

@@ -94,12 +94,13 @@ def api_page() -> str:
 
 
 def field_tables() -> str:
+    known = MUST_BE_NEUTRAL.keys() & CompletionBody.model_fields.keys()
     sections = [
         field_table("Both routes", GenerationBody, ()),
         field_table("Chat completions", ChatBody, GenerationBody.model_fields),
         field_table("Completions", CompletionBody, GenerationBody.model_fields),
         "### Accepted without effect\n\n" + names(WITHOUT_EFFECT),
-        "### Refused unless they change nothing\n\n" + names(MUST_BE_NEUTRAL),
+        "### Refused unless they change nothing\n\n" + names(MUST_BE_NEUTRAL) + "\nBut completions take these: " + names(known),
     ]
     return "\n".join(sections)
 

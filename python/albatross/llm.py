@@ -17,8 +17,9 @@ from albatross.constants import END_OF_TEXT_ID
 from albatross.engine.client import check_prompt
 from albatross.engine.core import EngineCore
 from albatross.engine.messages import AbortRequest, AddRequest, FinishReason, StepOutput, TokenLogprobs, pack_ids, unpack_ids
-from albatross.engine.output_processor import Choice, Delta
+from albatross.engine.output_processor import Choice, Delta, deliver_scores
 from albatross.engine.process import build_core
+from albatross.engine.prompt_logprobs import PromptLogprobs, PromptTokenLogprobs
 from albatross.errors import InvalidRequestError
 from albatross.sampling_params import SamplingParams
 from albatross.tokenizer.world import WorldTokenizer
@@ -50,10 +51,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt with its finished choices."""
+    """One prompt with its finished choices. prompt_logprobs is parallel to prompt_token_ids, None for the first, if the request
+    asked for them and did not fail while the prompt was read; else None."""
 
     prompt_token_ids: list[int]
     choices: list[CompletionOutput]
+    prompt_logprobs: list[PromptTokenLogprobs | None] | None = None
 
 
 class LLM:
@@ -92,14 +95,17 @@ class LLM:
             TimeElapsedColumn(), console=Console(stderr=True), disable=not progress, transient=True,
         ) as bar:  # fmt: skip
             task = bar.add_task("", total=len(all_ids) * n, rate=0.0)
-            owners: dict[int, CompletionOutput] = {}
+            owners: dict[int, tuple[RequestOutput, CompletionOutput]] = {}
             for output, choice_params in zip(outputs, all_params, strict=True):
                 for choice in self.submit(output.prompt_token_ids, choice_params, stop=stop, n=n):
-                    owners[choice.stream_id] = CompletionOutput(choice.index)
-                    output.choices.append(owners[choice.stream_id])
+                    output.choices.append(CompletionOutput(choice.index))
+                    owners[choice.stream_id] = output, output.choices[-1]
             num_tokens = 0
             for choice, delta in self.run():
-                owners[choice.stream_id].extend(delta, choice)
+                output, completion = owners[choice.stream_id]
+                completion.extend(delta, choice)
+                if output.prompt_logprobs is None and choice.prompt_logprobs is not None and choice.has_read_prompt:
+                    output.prompt_logprobs = list(choice.prompt_logprobs)
                 num_tokens += len(delta.token_ids)
                 elapsed = bar.tasks[0].elapsed or 1e-9
                 bar.update(task, advance=int(delta.finish_reason is not None), rate=num_tokens / elapsed)
@@ -128,10 +134,11 @@ class LLM:
         """Queues n choices of one prompt; they fill while `run` is iterated. Raises InvalidRequestError."""
         self._check(prompt, params, n)
         stream_ids = tuple(itertools.islice(self._stream_ids, n))
+        prompt_logprobs = PromptLogprobs() if params.prompt_logprobs is not None else None
         choices = [
             Choice(
                 index, stream_id, self.tokenizer, stop=stop, include_stop=include_stop, min_tokens=params.min_tokens,
-                wants_logprobs=params.logprobs is not None, abort=self._abort_stream,
+                wants_logprobs=params.logprobs is not None, prompt_logprobs=prompt_logprobs, abort=self._abort_stream,
             )
             for index, stream_id in enumerate(stream_ids)
         ]  # fmt: skip
@@ -157,6 +164,7 @@ class LLM:
 
     def _deliver(self, output: StepOutput) -> list[Choice]:
         touched: dict[int, Choice] = {}
+        deliver_scores(output.scores, self._choices)
         columns = zip(unpack_ids(output.stream_ids), unpack_ids(output.token_ids), strict=True)
         for place, (stream_id, token_id) in enumerate(columns):
             choice = self._choices.get(stream_id)

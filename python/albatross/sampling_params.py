@@ -23,7 +23,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature 0, top_p 0 or top_k 1 means greedy: the highest logit, the lowest id on ties. top_k 0 and -1 both mean off.
     penalty_decay multiplies every count once a step; 1 is exactly OpenAI's law. penalize_prompt lets prompt tokens count.
     sampler_order "rwkv-classic" applies top_p at temperature 1 and the temperature afterwards, as older RWKV code did.
-    logprobs asks for that many alternatives a token (0: the drawn token's only; None: none), of the raw logits.
+    logprobs asks for that many alternatives a token (0: the drawn token's only; None: none), of the raw logits; prompt_logprobs
+    asks for the same of each token of the prompt but the first.
     max_tokens None means until a stop, bounded by the engine's own limit. stop_token_ids end the answer and are not text.
     logit_bias maps ids to values in -100..100. logit_bias, banned_token_ids and stop_token_ids together name at most 1024 ids.
     Raises InvalidRequestError naming the field.
@@ -47,6 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0, 2)
@@ -66,8 +68,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
         if self.seed is not None and not -_MAX_SEED <= self.seed < _MAX_SEED:
             raise InvalidRequestError(f"seed must fit in 64 bits, but is {self.seed}.", "seed")
-        if self.logprobs is not None:
-            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 0)
+                _in_range(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.sampler_order not in _ORDERS:
             raise InvalidRequestError(
                 f"sampler_order must be one of {', '.join(_ORDERS)}, but is {self.sampler_order!r}.", "sampler_order"

@@ -28,6 +28,7 @@ from ..streaming import stream
 
 log = structlog.get_logger("albatross.server")
 _LARGE_BODY_BYTES = 1 << 16  # beyond it, reading and tokenising take milliseconds and leave the event loop
+_LARGE_ANSWER_TOKENS = 4096  # scored tokens of prompts, of which the same is true
 _CLIENT_GONE = 499
 _METHODS = "POST, OPTIONS"
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\-]")
@@ -85,9 +86,14 @@ class GenerationRoute:
             exchange.has_begun = True
             await stream(run, meta, tokenizer, exchange.send, exchange.headers(), state.config.keep_alive_s)
             return
-        answer = whole_answer(plan, meta, await collect(run), tokenizer)
+        choices = await collect(run)
+
+        def render() -> bytes:
+            return orjson.dumps(whole_answer(plan, meta, choices, tokenizer))
+
+        body = await asyncio.to_thread(render) if plan.num_scored_tokens > _LARGE_ANSWER_TOKENS else render()
         exchange.has_begun = True
-        await send_whole(exchange.send, 200, orjson.dumps(answer), exchange.headers([JSON_TYPE]))
+        await send_whole(exchange.send, 200, body, exchange.headers([JSON_TYPE]))
 
 
 class _Exchange:

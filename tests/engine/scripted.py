@@ -11,13 +11,14 @@ import torch
 
 from albatross.config import EngineConfig
 from albatross.engine.core import EngineCore
-from albatross.engine.messages import AddRequest, EngineReady, Finish, StepOutput, pack_ids, unpack_ids
+from albatross.engine.messages import AddRequest, EngineReady, Finish, ScoreColumns, StepOutput, pack_ids, unpack_ids
 from albatross.engine.model_runner import Pending
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
 from albatross.sampling_params import SamplingParams
 
 VOCAB = 100
+NOT_FINITE = 98  # a prompt cannot be scored at this token
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -45,18 +46,26 @@ def repeat_prompt(state: SlotState) -> torch.Tensor:
 
 
 class LatePending:
-    """Insists on being waited for once, and in order."""
+    """Insists on being waited for once, and in order. Scores of a chunk are the ids they are of, in the place of ranks."""
 
-    def __init__(self, runner: "ScriptedRunner", number: int, pending: Pending) -> None:
+    def __init__(self, runner: "ScriptedRunner", number: int, pending: Pending, step: Step) -> None:
         self._runner = runner
         self._number = number
         self._pending = pending
+        self._targets = {place: chunk.targets for place, chunk in enumerate(step.chunks) if chunk.targets}
 
     def wait(self) -> Samples:
         if self._number != self._runner.num_waited:
             raise RuntimeError(f"step {self._number} was waited for when {self._runner.num_waited} was due")
         self._runner.num_waited += 1
-        return self._pending.wait()
+        samples = self._pending.wait()
+        samples.bad_chunks = [place for place, targets in self._targets.items() if NOT_FINITE in targets]
+        samples.scores = {
+            place: ScoreColumns(b"", targets.tobytes(), b"", b"")
+            for place, targets in self._targets.items()
+            if place not in samples.bad_chunks
+        }
+        return samples
 
 
 class ScriptedRunner:
@@ -91,7 +100,7 @@ class ScriptedRunner:
         logits = torch.stack([self._script(self._slots[slot]) for slot in slots]) if slots else torch.empty(0, self.vocab_size)
         if slots:
             self.sampler.draw(logits, torch.tensor(slots, dtype=torch.int32))
-        return LatePending(self, len(self.steps) - 1, self.sampler.collect(logits, slots))
+        return LatePending(self, len(self.steps) - 1, self.sampler.collect(logits, slots), step)
 
     def forbid(self, token_ids: Sequence[int]) -> None:
         self.sampler.forbid(token_ids)
@@ -118,6 +127,7 @@ class Engine:
         config = EngineConfig(max_num_seqs=num_slots, max_num_batched_tokens=budget, **settings)
         self.core = EngineCore(config, self.runner)
         self.tokens: dict[int, list[int]] = {}
+        self.scored: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
         self.outputs: list[StepOutput] = []
 
@@ -126,12 +136,16 @@ class Engine:
     ) -> None:
         for stream_id in stream_ids:
             self.tokens[stream_id] = []
+            self.scored[stream_id] = []
         self.core.add(AddRequest(stream_ids, pack_ids(list(prompt)), params, priority))
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
             output = self.core.step()
             self.outputs.append(output)
+            for piece in output.scores:
+                for stream_id in piece.stream_ids:
+                    self.scored[stream_id] += unpack_ids(piece.columns.ranks)
             for stream_id, token_id in zip(unpack_ids(output.stream_ids), unpack_ids(output.token_ids), strict=True):
                 self.tokens[stream_id].append(token_id)
             for finish in output.finished:

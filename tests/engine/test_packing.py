@@ -57,8 +57,10 @@ def test_a_padded_step_draws_and_keeps_what_the_step_itself_does() -> None:
         before = runner.pool.wkv.clone()
         columns = [torch.tensor(column, dtype=torch.int32) for column in each]
         with torch.inference_mode():
-            logits = mixed_step(runner.model, runner.pool, runner.sampler, columns, is_decode=False)
-        found.append((logits[: len(packed.draws)], runner.pool.wkv, runner.sampler.last_token, runner.sampler.position))
+            normed = runner.model.new_normed(len(each.tokens))
+            logits = mixed_step(runner.model, runner.pool, runner.sampler, columns, is_decode=False, normed=normed)
+        kept = (runner.pool.wkv, runner.sampler.last_token, runner.sampler.position, normed[: len(packed.tokens)])
+        found.append((logits[: len(packed.draws)], *kept))
         assert torch.equal(runner.pool.wkv[[4, 6, 7]], before[[4, 6, 7]])
         assert not torch.equal(runner.pool.wkv[[0, 1, 2, 3, 5]], before[[0, 1, 2, 3, 5]])
     plain, padded = found
@@ -66,3 +68,4 @@ def test_a_padded_step_draws_and_keeps_what_the_step_itself_does() -> None:
     torch.testing.assert_close(plain[1], padded[1], rtol=1e-4, atol=1e-5)
     assert plain[2].tolist() == padded[2].tolist()
     assert plain[3].tolist() == padded[3].tolist() == [1, 1, 0, 1, 0, 1, 1, 0]
+    torch.testing.assert_close(plain[4], padded[4], rtol=1e-4, atol=1e-4)

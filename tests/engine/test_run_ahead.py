@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import VOCAB, Engine, SlotState, peak
+from scripted import NOT_FINITE, VOCAB, Engine, SlotState, peak
 
 from albatross.engine.messages import AbortRequest
 from albatross.sampling_params import SamplingParams
@@ -74,6 +74,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             min_tokens=draw(st.integers(0, max_tokens)),
             frequency_penalty=draw(st.sampled_from([0.0, 1.0])),
             logprobs=draw(st.sampled_from([None, 1])),
+            prompt_logprobs=draw(st.sampled_from([None, 0])),
         )
         requests.append({
             "stream_ids": tuple(range(stream_id, stream_id + number)),
@@ -94,6 +95,25 @@ def hashed(state: SlotState) -> torch.Tensor:
     if key % 23 == 0:
         logits[1] = torch.nan
     return logits
+
+
+def is_scored(request: dict[str, Any]) -> bool:
+    return request["params"].prompt_logprobs is not None
+
+
+def check_scores(scenario: Scenario, engine: Engine) -> None:
+    """Every stream that asked has the scores of its whole prompt, or of its beginning if it was ended before."""
+    requests, aborts = scenario
+    for request in requests:
+        targets = request["prompt"][1:] if is_scored(request) else []
+        for stream_id in request["stream_ids"]:
+            scored = engine.scored[stream_id]
+            assert scored == targets[: len(scored)]
+            if NOT_FINITE in targets:
+                assert NOT_FINITE not in scored
+                assert stream_id in aborts or engine.finished[stream_id].reason == "error"
+            elif stream_id not in aborts:
+                assert scored == targets
 
 
 def play(scenario: Scenario, run_ahead: int) -> Engine:
@@ -124,9 +144,12 @@ def test_running_ahead_changes_no_token_and_loses_no_slot(scenario: Scenario) ->
             assert tokens == others
             assert engines[0].finished[stream_id] == engines[1].finished[stream_id]
     early = sum(finish.reason in ("stop", "error") for finish in engines[1].finished.values())
-    assert engines[0].core.stats().discarded_tokens == 0
-    assert engines[1].core.stats().discarded_tokens <= early + len(aborted)
+    # The step that finds a prompt's last chunk not finite draws from it as well.
+    unread = sum(len(each["stream_ids"]) for each in scenario[0] if is_scored(each) and NOT_FINITE in each["prompt"][1:])
+    assert engines[0].core.stats().discarded_tokens <= unread
+    assert engines[1].core.stats().discarded_tokens <= early + len(aborted) + unread
     for engine in engines:
+        check_scores(scenario, engine)
         assert engine.is_idle
         engine.add(*range(1000, 1000 + NUM_SLOTS), params=limited(1))
         engine.step()

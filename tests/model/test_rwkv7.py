@@ -162,6 +162,19 @@ def test_tokens_past_the_last_row_leave_no_trace(tiny: RWKV7, pool: StatePool) -
     assert error(pool.shift[2], pool.shift[1]) < FP32
 
 
+def test_hidden_states_that_are_kept_give_the_same_logits_later(tiny: RWKV7, pool: StatePool) -> None:
+    ids = torch.tensor(prompt(6))
+    pool.zero([1, 2])
+    plain = run(tiny, pool, [(1, ids.tolist())])
+    bounds, slots, normed = torch.tensor([0, 6], dtype=torch.int32), torch.tensor([2], dtype=torch.int32), tiny.new_normed(6)
+    index = torch.tensor([5, 0, 5])
+    chosen = tiny.forward(ids, bounds, slots, index, pool, is_decode=False, normed=normed)
+    later = torch.empty(4, tiny.config.vocab_size)
+    tiny.project(normed[1:5], later)
+    assert error(chosen, plain[index]) < FP32
+    assert error(later, plain[1:5]) < FP32
+
+
 def test_padding_in_a_decode_step_leaves_no_trace(tiny: RWKV7, pool: StatePool) -> None:
     pool.zero([0, 1])
     before = pool.wkv.clone(), pool.shift.clone()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 
 from albatross.config import EngineConfig
@@ -11,11 +12,12 @@ from albatross.engine.client import (
     EngineStats,
     EngineStatus,
     Generation,
+    PromptLogprobs,
     TokenLogprobs,
     WorkerStatus,
     check_prompt,
 )
-from albatross.engine.messages import Finish
+from albatross.engine.messages import Finish, ScoreColumns
 from albatross.engine.status import combine
 from albatross.errors import EngineDeadError, QueueFullError
 from albatross.sampling_params import SamplingParams
@@ -40,6 +42,7 @@ class FakeEngine:
         self.state = "ready"
         self.reason: str | None = None
         self.other_workers: list[WorkerStatus] = []  # beside the one that does all the work
+        self.scored: list[int] = []  # lengths of the prompts that were scored, once each
         self.fails_at: int | None = None  # the step at which every choice ends with an error
         self.is_full = False
         self.held = asyncio.Event()  # cleared: no step is made
@@ -86,19 +89,35 @@ class FakeEngine:
         generation = Generation(self, sum(map(len, prompts)))  # type: ignore[arg-type]
         scripts: dict[int, list[int]] = {}
         for number, prompt in enumerate(prompts):
+            prompt_logprobs = PromptLogprobs() if params.prompt_logprobs is not None else None
             for i in range(n):
                 choice = Choice(
                     number * n + i, next(self._ids), self.tokenizer, stop=stop, include_stop=include_stop,
-                    min_tokens=params.min_tokens, wants_logprobs=params.logprobs is not None, wake=generation.wake,
+                    min_tokens=params.min_tokens, wants_logprobs=params.logprobs is not None,
+                    prompt_logprobs=prompt_logprobs, wake=generation.wake,
                     abort=lambda stream_id: self.abort([stream_id]),
                 )  # fmt: skip
                 generation.choices.append(choice)
                 self.running[choice.stream_id] = choice
                 scripts[choice.stream_id] = self.script(list(prompt), choice.index)
+            if prompt_logprobs is not None:
+                self._score(prompt, params.prompt_logprobs or 0, prompt_logprobs)
         task = asyncio.ensure_future(self._draw(scripts, params))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return generation
+
+    def _score(self, prompt: Sequence[int], num_top: int, prompt_logprobs: PromptLogprobs) -> None:
+        """Token i has logprob -i / 8 and rank i; the likeliest is id 77, then id 228, whose logprob has no JSON."""
+        self.scored.append(len(prompt))
+        places = range(1, len(prompt))
+        top = [(77, -0.0625), (228, float("-inf"))][:num_top]
+        prompt_logprobs.extend(ScoreColumns(
+            array("f", [-i / 8 for i in places]).tobytes(),
+            array("I", places).tobytes(),
+            array("I", [token_id for _ in places for token_id, _ in top]).tobytes(),
+            array("f", [value for _ in places for _, value in top]).tobytes(),
+        ))  # fmt: skip
 
     def abort(self, stream_ids: Sequence[int]) -> None:
         for stream_id in stream_ids:

@@ -105,6 +105,16 @@ def test_every_line_gets_one_row_with_the_answer_of_the_api(engines: Engines, so
     assert response["body"]["usage"]["completion_tokens"] > 0
 
 
+def test_a_line_may_ask_for_its_prompt_to_be_scored(engines: Engines, source: Path, results: Path) -> None:
+    body = {"prompt": [66, 67, 68], "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 0}
+    source.write_text(json.dumps({"custom_id": "s", "method": "POST", "url": "/v1/completions", "body": body}))
+    (row,) = run(source, results)
+    (choice,) = row["response"]["body"]["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ABC", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.125, -0.25]
+    assert [entry and entry["68"]["rank"] for entry in choice["prompt_logprobs"][::2]] == [None, 2]
+
+
 def test_a_second_run_asks_only_for_what_is_missing(engines: Engines, source: Path, results: Path) -> None:
     whole = run(source, results)
     kept = [row for row in results.read_text().splitlines(keepends=True) if '"q1' not in row]  # q1 and q10 to q19 are lost

@@ -17,9 +17,12 @@ SETTINGS = ("albatross.config", "albatross.sampling_params", "albatross.tokenize
 BUILD = ("albatross.build",)
 OPS, REFERENCE, MODELS = ("albatross.ops",), ("albatross.reference",), ("albatross.models",)
 CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler", "packing", "router", "status"))
-COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "staging", "sampler", "core"))
+COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "staging", "sampler", "scoring", "core"))
 FRONT = (
-    *(f"albatross.engine.{name}" for name in ("process", "supervisor", "worker", "client", "output_processor")),
+    *(
+        f"albatross.engine.{name}"
+        for name in ("process", "supervisor", "worker", "client", "output_processor", "prompt_logprobs")
+    ),
     "albatross.llm",
     "albatross.runner",
 )

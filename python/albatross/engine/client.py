@@ -14,6 +14,7 @@ from types import TracebackType
 from albatross.config import EngineConfig
 from albatross.engine.messages import EngineReady, EngineStats, TokenLogprobs
 from albatross.engine.output_processor import Choice, Delta
+from albatross.engine.prompt_logprobs import PromptLogprobs, PromptTokenLogprobs
 from albatross.engine.router import Router
 from albatross.engine.status import EngineStatus, WorkerStatus, combine
 from albatross.engine.supervisor import ENGINE_COMMAND
@@ -31,6 +32,8 @@ __all__ = [
     "EngineStats",
     "EngineStatus",
     "Generation",
+    "PromptLogprobs",
+    "PromptTokenLogprobs",
     "TokenLogprobs",
     "WorkerStatus",
     "check_prompt",
@@ -142,11 +145,13 @@ class EngineClient:
         self._check_room(len(prompts) * n, sum(map(len, prompts)))
         generation = Generation(self, sum(map(len, prompts)))
         for number, prompt in enumerate(prompts):
+            prompt_logprobs = PromptLogprobs() if params.prompt_logprobs is not None else None
             choices = [
                 Choice(
                     number * n + i, next(self._stream_ids), tokenizer,
                     stop=stop, include_stop=include_stop, min_tokens=params.min_tokens,
-                    wants_logprobs=params.logprobs is not None, wake=generation.wake, abort=self._abort_one,
+                    wants_logprobs=params.logprobs is not None, prompt_logprobs=prompt_logprobs,
+                    wake=generation.wake, abort=self._abort_one,
                 )
                 for i in range(n)
             ]  # fmt: skip

@@ -9,7 +9,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from albatross.config import EngineConfig
-from albatross.engine.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepOutput, pack_ids
+from albatross.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineReady,
+    EngineStats,
+    PromptScores,
+    StepOutput,
+    pack_ids,
+)
 from albatross.engine.model_runner import ModelRunner, Pending, Runner
 from albatross.engine.request import Request
 from albatross.engine.sampler import Samples
@@ -54,7 +62,7 @@ class EngineCore:
             return StepOutput(b"", b"", stats=self.stats())
         step, pending, launched_at = self._in_flight.popleft()
         samples = pending.wait()
-        settled = self.scheduler.settle(step, samples.token_ids, samples.is_bad)
+        settled = self.scheduler.settle(step, samples.token_ids, samples.is_bad, samples.bad_chunks)
         now = time.monotonic()
         self._step_ms = (now - max(launched_at, self._settled_at)) * 1e3
         self._settled_at = now
@@ -75,6 +83,7 @@ class EngineCore:
         if samples.logprobs:
             kept = enumerate(settled.places)
             logprobs = {column: samples.logprobs[place] for column, place in kept if place in samples.logprobs}
+        scores = tuple(PromptScores(stream_ids, samples.scores[place]) for place, stream_ids in settled.scored.items())
         return StepOutput(
-            pack_ids(settled.stream_ids), pack_ids(settled.token_ids), tuple(settled.finished), logprobs, self.stats()
+            pack_ids(settled.stream_ids), pack_ids(settled.token_ids), tuple(settled.finished), logprobs, self.stats(), scores
         )

@@ -38,16 +38,23 @@ def graph_sizes(max_size: int) -> list[int]:
 
 
 def mixed_step(
-    model: RWKV7, pool: StatePool, sampler: Sampler, packed: Sequence[Tensor], is_decode: bool, out: Tensor | None = None
+    model: RWKV7,
+    pool: StatePool,
+    sampler: Sampler,
+    packed: Sequence[Tensor],
+    is_decode: bool,
+    out: Tensor | None = None,
+    normed: Tensor | None = None,
 ) -> Tensor:
     """Runs the model over a packed step whose columns (see `Packed`) are int32 on the device, and draws.
 
-    Returns the raw logits of the draws, [K, V] float32; out: where they go.
+    Returns the raw logits of the draws, [K, V] float32; out: where they go. normed: see `RWKV7.forward`.
     """
     tokens, bounds, slots, logits_index, draws = packed
     drawn = sampler.last_token.index_select(0, (-1 - tokens).clamp(min=0))
     token_ids = torch.where(tokens < 0, drawn, tokens)
-    logits = model.forward(token_ids, bounds, slots, logits_index.long(), pool, is_decode=is_decode, out=out)
+    index = logits_index.long()
+    logits = model.forward(token_ids, bounds, slots, index, pool, is_decode=is_decode, out=out, normed=normed)
     if len(draws):
         sampler.draw(logits, draws)
     return logits
@@ -69,6 +76,8 @@ class StepGraphs:
         self._bounds = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_rows, device=device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, device=device)
+        # What the last mixed step left for `RWKV7.project`, token by token; the next one overwrites it.
+        self.normed = model.new_normed(max_tokens)
         mixed_sizes = [size for size in graph_sizes(max_tokens) if size >= min(_LEAST_MIXED, max_tokens)]
         self._mixed = self._capture("mixed", mixed_sizes, self._mixed_step, self._pad)
         self._decode = self._capture("decode", graph_sizes(max_rows), self._decode_step, lambda size: ([PADDING_SLOT] * size,))
@@ -127,7 +136,7 @@ class StepGraphs:
     def _mixed_step(self, size: int) -> None:
         rows = min(size, self._max_rows)
         columns = self._inputs[: size + 4 * rows + 1].split([size, rows + 1, rows, rows, rows])
-        mixed_step(self._model, self._pool, self._sampler, columns, False, self._logits[:rows])
+        mixed_step(self._model, self._pool, self._sampler, columns, False, self._logits[:rows], self.normed[:size])
 
 
 def _smallest(graphs: dict[int, torch.cuda.CUDAGraph], size: int) -> tuple[int, torch.cuda.CUDAGraph]:

@@ -46,6 +46,23 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
+class ScoreColumns(msgspec.Struct, frozen=True, array_like=True):
+    """What the model expected of T consecutive tokens of a prompt, under the raw logits, in packed numbers."""
+
+    logprobs: bytes  # [T] float32, of the tokens themselves
+    ranks: bytes  # [T] uint32, 1 for the likeliest
+    top_ids: bytes  # [T, N] uint32, best first
+    top_logprobs: bytes  # [T, N] float32
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of what a prompt's choices asked for. The pieces come in order and begin with the prompt's second token, the first
+    that something stands before; all have come with the message that brings the first drawn token, or the end."""
+
+    stream_ids: tuple[int, ...]  # the choices that have not ended
+    columns: ScoreColumns
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True):
     """The end of one stream. stop_token_id is the id that ended it (not counted as text), if one did."""
 
@@ -72,7 +89,8 @@ class StepOutput(Message, frozen=True):
     """All that one step made: a column of stream ids, the same number of drawn tokens, and the streams that ended.
 
     A token that ends a stream (end of text, a stop id) stands in the columns as well as in its Finish.
-    `logprobs` maps positions in the columns to values, for the streams that asked for them.
+    `logprobs` maps positions in the columns to values, for the streams that asked for them. `scores` belong to the prompts that
+    the step read, before anything was drawn from them.
     """
 
     stream_ids: bytes  # uint32
@@ -80,6 +98,7 @@ class StepOutput(Message, frozen=True):
     finished: tuple[Finish, ...] = ()
     logprobs: dict[int, TokenLogprobs] = {}
     stats: EngineStats = EngineStats()
+    scores: tuple[PromptScores, ...] = ()
 
 
 class EngineReady(Message, frozen=True):

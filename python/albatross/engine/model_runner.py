@@ -1,6 +1,6 @@
-"""Gives a scheduled step to the device: packs its rows, runs the model once, forks states and draws.
+"""Gives a scheduled step to the device: packs its rows, runs the model once, forks states, scores prompts and draws.
 
-Owns model, pool and sampler. Knows slots and rows; knows nothing of queues, text or processes. What a row draws stays on
+Owns model, pool, sampler and scorer. Knows slots and rows; knows nothing of queues, text or processes. What a row draws stays on
 the device, where the next step finds it; `core.EngineCore` launches a step and reads its results later.
 """
 
@@ -19,6 +19,7 @@ from albatross.engine.messages import EngineReady
 from albatross.engine.packing import pack
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
+from albatross.engine.scoring import PendingScored, Scorer
 from albatross.engine.staging import Staging
 from albatross.errors import ConfigError
 from albatross.models.memory import require_free, within_memory
@@ -72,6 +73,7 @@ class ModelRunner:
             lambda: Sampler(self.num_slots, self.vocab_size, self.device, self.model.backend),
             self.device, f"A sampler of {self.num_slots} slots", "lower max_num_seqs",
         )  # fmt: skip
+        self.scorer = within_memory(lambda: Scorer(self.model), self.device, "Scoring prompts", "lower max_num_seqs")
         max_tokens, depth = config.token_budget(self.device.type), config.steps_ahead(self.device.type) + 1
         max_tokens = max(max_tokens, self.num_slots)
         self._staging = Staging(4 * self.num_slots + 1 + max_tokens, self.device, depth)
@@ -90,12 +92,15 @@ class ModelRunner:
             if step.admitted:
                 self.pool.zero([request.streams[0].slot for request in step.admitted])
             slots = [stream.slot for stream, _ in step.draws]
-            logits = self._advance(step, slots)
+            logits, normed = self._advance(step, slots)
             for chunk in step.chunks:
                 forks = [stream.slot for stream in chunk.samples if stream.slot != chunk.slot]
                 if forks:
                     self.pool.copy(chunk.slot, forks)
-            return self.sampler.collect(logits, slots)
+            if normed is None:
+                return self.sampler.collect(logits, slots)
+            scores = self.scorer.launch(step, normed)
+            return PendingScored(self.sampler.collect(logits, slots), scores)
 
     def forbid(self, token_ids: Sequence[int]) -> None:
         self.sampler.forbid(token_ids)
@@ -130,13 +135,17 @@ class ModelRunner:
             lambda: StepGraphs(self.model, self.pool, self.sampler, max_tokens, depth), self.device, purpose, advice
         )
 
-    def _advance(self, step: Step, slots: list[int]) -> Tensor:
-        """The model and the draws of `slots`, whose raw logits are returned, [K, V]."""
+    def _advance(self, step: Step, slots: list[int]) -> tuple[Tensor, Tensor | None]:
+        """The model and the draws of `slots`, whose raw logits are returned, [K, V]; with them, if the step is scored, what the
+        scorer needs of all its tokens."""
+        if self.graphs is not None and not step.chunks:
+            return self.graphs.run_decode(slots), None
+        packed, is_scored = pack(step), any(chunk.targets for chunk in step.chunks)
         if self.graphs is not None:
-            return self.graphs.run_mixed(pack(step)) if step.chunks else self.graphs.run_decode(slots)
-        packed = pack(step)
+            return self.graphs.run_mixed(packed), self.graphs.normed if is_scored else None
         columns, is_decode = self._staging.upload(packed), len(packed.tokens) == len(packed.slots)
-        return mixed_step(self.model, self.pool, self.sampler, columns, is_decode)
+        normed = self.model.new_normed(len(packed.tokens)) if is_scored else None
+        return mixed_step(self.model, self.pool, self.sampler, columns, is_decode, normed=normed), normed
 
 
 def resolve_device(device: str) -> str:

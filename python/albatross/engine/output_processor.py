@@ -2,13 +2,14 @@
 
 The engine's ids are pushed in, the reader takes all that gathered since it last looked. A stop string is found here,
 token by token, so that text, usage and finish reason do not depend on how the tokens came in; then the engine is asked to
-stop the stream. Called by `client` (asyncio) and by `LLM` (offline).
+stop the stream. Called by `worker` (asyncio) and by `LLM` (offline).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from albatross.engine.messages import Finish, FinishReason, TokenLogprobs
+from albatross.engine.messages import Finish, FinishReason, PromptScores, TokenLogprobs
+from albatross.engine.prompt_logprobs import PromptLogprobs
 from albatross.tokenizer.incremental import IncrementalDecoder
 from albatross.tokenizer.stops import StopMatcher
 from albatross.tokenizer.world import WorldTokenizer
@@ -29,7 +30,7 @@ class Choice:
 
     __slots__ = (
         "_abort", "_decoder", "_end", "_logprobs", "_matcher", "_min_tokens", "_pending",
-        "error", "finish_reason", "index", "is_lost", "num_tokens", "stop_reason", "stream_id", "wake",
+        "error", "finish_reason", "index", "is_lost", "num_tokens", "prompt_logprobs", "stop_reason", "stream_id", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -42,12 +43,17 @@ class Choice:
         include_stop: bool = False,
         min_tokens: int = 0,
         wants_logprobs: bool = False,
+        prompt_logprobs: PromptLogprobs | None = None,
         wake: Callable[[], None] = lambda: None,
         abort: Callable[[int], None] = lambda stream_id: None,
     ) -> None:
-        """`wake` is called after a push or the end, `abort` with the stream's id when a stop string matched."""
+        """`wake` is called after a push or the end, `abort` with the stream's id when a stop string matched.
+
+        prompt_logprobs: if the request asks for them, where its prompt's go, which are the same for all its choices.
+        """
         self.index = index
         self.stream_id = stream_id
+        self.prompt_logprobs = prompt_logprobs
         self.wake = wake
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -61,6 +67,12 @@ class Choice:
         self._pending: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
         self._end: Finish | None = None
+
+    @property
+    def has_read_prompt(self) -> bool:
+        """Whether the prompt was read to its end, so that `prompt_logprobs` are whole; at the latest when there is text."""
+        is_over = self._end is not None and self._end.reason in ("stop", "length")
+        return is_over or bool(self._pending) or self.num_tokens > 0
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         self._pending.append(token_id)
@@ -130,3 +142,12 @@ class Choice:
                 return text
         self.finish_reason = finish.reason
         return text
+
+
+def deliver_scores(scores: Iterable[PromptScores], choices: Mapping[int, Choice]) -> None:
+    """Hands each piece to its prompt, by way of any choice that is still among `choices`, which are by stream. Must come before
+    the tokens and ends of the same message."""
+    for piece in scores:
+        choice = next((choices[stream_id] for stream_id in piece.stream_ids if stream_id in choices), None)
+        if choice is not None and choice.prompt_logprobs is not None:
+            choice.prompt_logprobs.extend(piece.columns)

@@ -58,6 +58,12 @@ class Request:
     def living(self) -> list[Stream]:
         return [stream for stream in self.streams if not stream.is_finished]
 
+    def targets(self, start: int, length: int) -> "array[int]":
+        """The tokens that `length` of the prompt from `start` on are scored against, each its successor; the prompt's last has
+        none. Empty for a request that does not ask."""
+        is_scored = self.params.prompt_logprobs is not None
+        return self.prompt[start + 1 : start + length + 1] if is_scored else array("I")
+
     @property
     def num_unread(self) -> int:
         """Prompt tokens that no step has taken yet."""

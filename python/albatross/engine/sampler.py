@@ -5,7 +5,7 @@ alone and can be part of a graph. The law is in `reference/sampling.py`. Knows s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from albatross import ops, reference
 from albatross.constants import END_OF_TEXT_ID, MAX_LOGPROBS
-from albatross.engine.messages import TokenLogprobs
+from albatross.engine.messages import ScoreColumns, TokenLogprobs
 from albatross.engine.request import Request
+from albatross.engine.staging import download, pinned
 from albatross.reference.sampling import RECORD_WORDS, Field, Flag, SlotTables
 from albatross.sampling_params import SamplingParams
 
@@ -25,11 +26,16 @@ _STOP_BIT = -(2**31)
 
 @dataclass(slots=True)
 class Samples:
-    """What one call drew: one id and one flag a row, and log-probabilities by row for those that asked."""
+    """What one step drew: one id and one flag a row, and log-probabilities by row for those that asked.
+
+    scores: of the step's chunks that were scored, by their place in it; bad_chunks: places of those whose logits were not finite.
+    """
 
     token_ids: list[int]
     is_bad: list[bool]
     logprobs: dict[int, TokenLogprobs]
+    scores: dict[int, ScoreColumns] = field(default_factory=dict)
+    bad_chunks: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -129,7 +135,7 @@ class Sampler:
         """Sends the results of the draw before to the host. logits: those it drew from; slots: of its rows, padding left out."""
         numbers = {row: n for row, slot in enumerate(slots) if (n := self._params[slot].logprobs) is not None}
         logprobs = self._collect_logprobs(logits, numbers) if numbers else None
-        results = _download(self._results)
+        results = download(self._results)
         if self.device.type != "cuda":
             return PendingSamples(len(slots), results, logprobs, None)
         arrival = torch.cuda.Event()
@@ -137,11 +143,11 @@ class Sampler:
         return PendingSamples(len(slots), results, logprobs, arrival)
 
     def _collect_logprobs(self, logits: Tensor, numbers: dict[int, int]) -> _Logprobs:
-        rows = _pinned(np.array([*numbers], np.int64), self.device).to(self.device, non_blocking=True)
+        rows = pinned(np.array([*numbers], np.int64), self.device).to(self.device, non_blocking=True)
         logprobs = torch.log_softmax(logits[rows], dim=-1)
         drawn = logprobs.gather(1, self._drawn[rows].unsqueeze(1)).squeeze(1)
         top = logprobs.topk(min(max(numbers.values()), MAX_LOGPROBS, self.vocab_size), dim=-1)
-        return _Logprobs(numbers, _download(drawn), _download(top.values), _download(top.indices))
+        return _Logprobs(numbers, download(drawn), download(top.values), download(top.indices))
 
     def _new_counts(self) -> Tensor:
         return torch.zeros(self._num_slots, self.vocab_size, device=self.device)
@@ -151,12 +157,12 @@ class Sampler:
             self._tables.counts = self._new_counts()
         row = self._tables.counts[slot].zero_()
         if prompt is not None:
-            ids, numbers = (_pinned(column, self.device).to(self.device, non_blocking=True) for column in
+            ids, numbers = (pinned(column, self.device).to(self.device, non_blocking=True) for column in
                             (prompt[0].astype(np.int64), prompt[1].astype(np.float32)))  # fmt: skip
             row.index_copy_(0, ids, numbers)
 
     def _upload(self, target: Tensor, values: npt.NDArray[np.generic]) -> None:
-        target.copy_(_pinned(values, self.device), non_blocking=True)
+        target.copy_(pinned(values, self.device), non_blocking=True)
 
 
 def _record(params: SamplingParams, seed: int, choice: int, num_edits: int) -> npt.NDArray[np.int32]:
@@ -192,14 +198,3 @@ def _split(results: Tensor) -> tuple[Tensor, Tensor]:
     """Of [9 S] bytes: the ids [S] int64 and the flags [S] bool, so that one copy brings both."""
     num_slots = len(results) // 9
     return results[: 8 * num_slots].view(torch.long), results[8 * num_slots :].view(torch.bool)
-
-
-def _pinned(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A host tensor that a device may copy from while the host goes on; torch keeps its memory until the copy is made."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-def _download(x: Tensor) -> Tensor:
-    """A copy of `x` on the host, valid once the work now on the stream is done."""
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) if x.is_cuda else x.clone()

@@ -12,7 +12,7 @@ use them are in flight, because the device runs steps in order and zeroes a slot
 
 import heapq
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -25,13 +25,17 @@ _NOT_FINITE = "The model gave a number that is not finite for this request; othe
 
 @dataclass(slots=True)
 class Chunk:
-    """A piece of a prompt, read in one slot. After the last one `samples` draw, each with a copy of the state in its slot."""
+    """A piece of a prompt, read in one slot. After the last one `samples` draw, each with a copy of the state in its slot.
+
+    targets: what the first of its tokens are scored against, see `Request.targets`.
+    """
 
     request: Request
     slot: int
     tokens: "array[int]"
     samples: list[Stream]
     is_last: bool
+    targets: "array[int]" = field(default_factory=lambda: array("I"))
 
 
 @dataclass(slots=True)
@@ -58,12 +62,16 @@ class Step:
 
 @dataclass(slots=True)
 class Settled:
-    """What a step gave: columns of streams and tokens, the place of each among the step's draws, and the streams that ended."""
+    """What a step gave: columns of streams and tokens, the place of each among the step's draws, and the streams that ended.
+
+    scored: places of chunks whose scores are wanted, each with the streams of its prompt that had not ended.
+    """
 
     stream_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     finished: list[Finish] = field(default_factory=list)
+    scored: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -118,12 +126,19 @@ class Scheduler:
         self._schedule_prompts(step, self.token_budget - step.num_decoding)
         return step
 
-    def settle(self, step: Step, token_ids: Sequence[int], is_bad: Sequence[bool]) -> Settled:
-        """Takes what each of the step's draws gave, and whether its logits were not finite. Steps settle in order."""
+    def settle(
+        self, step: Step, token_ids: Sequence[int], is_bad: Sequence[bool], bad_chunks: Collection[int] = ()
+    ) -> Settled:
+        """Takes what each of the step's draws gave, and whether its logits were not finite. Steps settle in order.
+
+        bad_chunks: places of the chunks that were scored with logits that were not finite.
+        """
         self.num_steps += 1
         settled = Settled()
-        for chunk in step.chunks:
+        for place, chunk in enumerate(step.chunks):
             self.num_prompt_tokens += len(chunk.tokens)
+            if chunk.targets:
+                self._settle_scores(place, chunk.request, place in bad_chunks, settled)
             if chunk.is_last:
                 self._end_reading(chunk.request, settled)
         for place, (stream, request) in enumerate(step.draws):
@@ -166,7 +181,9 @@ class Scheduler:
         is_last = request.num_unread == 0
         samples = request.living if is_last and request.limit > 0 else []
         tokens = request.prompt[start : start + length]
-        step.chunks.append(Chunk(request, request.streams[0].slot, tokens, samples, is_last))
+        step.chunks.append(
+            Chunk(request, request.streams[0].slot, tokens, samples, is_last, request.targets(start, length))
+        )
         if not is_last:
             return
         self._prefilling.remove(request)
@@ -194,6 +211,13 @@ class Scheduler:
         self._prefilling.append(request)
         step.admitted.append(request)
         return request
+
+    def _settle_scores(self, place: int, request: Request, is_bad: bool, settled: Settled) -> None:
+        if is_bad:
+            for stream in request.living:
+                self._finish(stream, request, Finish(stream.stream_id, "error", error=_NOT_FINITE), settled)
+        elif request.living:
+            settled.scored[place] = tuple(stream.stream_id for stream in request.living)
 
     def _end_reading(self, request: Request, settled: Settled) -> None:
         """Ends a request that wants no tokens; gives back slots of streams that were aborted while the prompt was read."""

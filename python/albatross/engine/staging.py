@@ -1,6 +1,7 @@
-"""Host buffers for what a step tells the device: written by the host, copied by the device while the host goes on.
+"""Host buffers for what a step tells the device, and what comes back: copied by the device while the host goes on.
 
-Knows nothing of what the numbers mean. `model_runner` and `graphs` each have a ring for their steps.
+Knows nothing of what the numbers mean. `model_runner` and `graphs` each have a ring for their steps; `sampler` and `scoring` take
+other memory for each copy.
 """
 
 from collections.abc import Sequence
@@ -41,3 +42,14 @@ class Staging:
         if self._copied:
             self._copied[turn].record()
         return tuple(target.split(lengths))
+
+
+def pinned(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """A host tensor that a device may copy from while the host goes on; torch keeps its memory until the copy is made."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def download(x: Tensor) -> Tensor:
+    """A copy of `x` on the host, valid once the work now on the stream is done."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) if x.is_cuda else x.clone()

@@ -18,7 +18,7 @@ from albatross.engine.messages import (
     pack_ids,
     unpack_ids,
 )
-from albatross.engine.output_processor import Choice
+from albatross.engine.output_processor import Choice, deliver_scores
 from albatross.engine.status import WorkerStatus
 from albatross.engine.supervisor import Supervisor
 from albatross.errors import EngineDeadError
@@ -87,6 +87,8 @@ class Worker:
     def _on_step(self, message: StepOutput) -> None:
         streams, unread, logprobs = self._streams, self._unread_tokens, message.logprobs
         touched: list[Choice] = []
+        if message.scores:
+            deliver_scores(message.scores, streams)
         for place, (stream_id, token_id) in enumerate(
             zip(unpack_ids(message.stream_ids), unpack_ids(message.token_ids), strict=True)
         ):

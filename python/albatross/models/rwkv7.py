@@ -116,13 +116,14 @@ class RWKV7:
         *,
         is_decode: bool,
         out: Tensor | None = None,
+        normed: Tensor | None = None,
     ) -> Tensor:
         """Runs packed tokens once through the layers. Returns logits [K, V] float32 of the tokens in `logits_index`.
 
         token_ids: [T] int64; row i is token_ids[cu_seqlens[i]:cu_seqlens[i + 1]] and continues the state in slots[i].
         cu_seqlens: [R + 1] int32. slots: [R] int32, each at most once; a negative one marks a padding row, which leaves
         no trace. logits_index: [K] int64 into the tokens; may repeat or be empty. is_decode: every row has one
-        token. out: where the logits go.
+        token. out: where the logits go. normed: where what `project` takes goes for every token, [T, C].
         The states of `slots` in `pool` are overwritten. On CUDA with the native backend nothing waits for the device.
         """
         rows = self._locate(len(token_ids), cu_seqlens, slots, is_decode)
@@ -140,7 +141,16 @@ class RWKV7:
             self._linear.multiply(Product(work.mixes[0], layer.cmix_key, work.cmix_hidden, "squared_relu"))
             self._linear.multiply_value(work.cmix_hidden, layer.cmix_value, work.delta)
             delta = work.delta
-        return self._logits(x, work.delta, logits_index, out)
+        return self._logits(x, work.delta, logits_index, out, normed)
+
+    def new_normed(self, num_tokens: int) -> Tensor:
+        """Room for what `forward` leaves for `project`, [T, C] in the model's type."""
+        return torch.empty(num_tokens, self.config.hidden_size, device=self.device, dtype=self.dtype)
+
+    @torch.inference_mode()
+    def project(self, normed: Tensor, out: Tensor) -> None:
+        """Writes the logits [K, V] float32 of tokens whose hidden states `forward` left in its `normed` [K, C]."""
+        self._linear.multiply(Product(normed, self._head, out))
 
     @torch.inference_mode()
     def tune(self, rows: Sequence[int]) -> int:
@@ -215,11 +225,15 @@ class RWKV7:
         """Time mixing's products: `work.mixed` into `rkv` [3, T, C] and `work.loras`."""
         self._linear.project(Product(work.mixed_rkv, layer.rkv, rkv), _low_rank(layer, work))
 
-    def _logits(self, x: Tensor, delta: Tensor, index: Tensor, out: Tensor | None) -> Tensor:
-        chosen = torch.empty(len(index), self.config.hidden_size, device=self.device, dtype=self.dtype)
+    def _logits(self, x: Tensor, delta: Tensor, index: Tensor, out: Tensor | None, normed: Tensor | None) -> Tensor:
         logits = torch.empty(len(index), self.config.vocab_size, device=self.device) if out is None else out
-        self._ops.add_norm(x, delta, *self._ln_out, index, chosen)
-        self._linear.multiply(Product(chosen, self._head, logits))
+        if normed is None:
+            chosen = self.new_normed(len(index))
+            self._ops.add_norm(x, delta, *self._ln_out, index, chosen)
+        else:
+            self._ops.add_norm(x, delta, *self._ln_out, torch.arange(len(x), device=self.device), normed)
+            chosen = normed.index_select(0, index)
+        self.project(chosen, logits)
         return logits
 
 
