@@ -52,6 +52,9 @@ def step_cost(
     )
 
 
-def recurrence_bytes(num_rows: int, num_tokens: int, num_heads: int, state_itemsize: int, itemsize: int = 2) -> int:
-    """What one layer's recurrence moves over sequences of `num_tokens` in all: states in and out, and r, w, k, v, a, b and y."""
-    return num_heads * HEAD_SIZE * (2 * num_rows * HEAD_SIZE * state_itemsize + 7 * num_tokens * itemsize)
+def recurrence_bytes(
+    num_rows: int, num_tokens: int, num_heads: int, state_itemsize: int, itemsize: int = 2, num_vectors: int = 7
+) -> int:
+    """What one layer's recurrence moves over sequences of `num_tokens` in all: states in and out, and so many vectors a token:
+    r, w, k, v, a, b and y."""
+    return num_heads * HEAD_SIZE * (2 * num_rows * HEAD_SIZE * state_itemsize + num_vectors * num_tokens * itemsize)

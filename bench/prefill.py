@@ -3,7 +3,8 @@
     python -m bench.prefill [--models 1.5b 7.2b] [--shapes 1x4096 8x512] [--parts kernel model] [--state-dtype float16]
                             [--profile [SHAPE ...]] [--plot FILE.svg] [--device auto] [--out FILE]
 
-A shape is prompts x tokens of each. The recurrence is timed for each model's heads beside the time that its bytes need. Up to
+A shape is prompts x tokens of each. The recurrence, and time mixing from products to product, are timed for each model's heads
+beside the time that their bytes need. Up to
 WHOLE_TOKENS tokens the model reads in one forward pass; what is longer, in pieces of the engine's token budget, in which all
 prompts move on together. On a card every figure is of replays of one graph. On the CPU there are no bounds.
 """
@@ -12,7 +13,6 @@ import argparse
 import gc
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,16 +28,13 @@ from bench.cuda import DTYPES, capture, copy_bandwidth, gemm_rate, time_each
 from bench.models import model_config, model_setting
 from bench.plot import prefill_plot
 from bench.profile import Work, profile_steps
+from bench.recurrence import KERNELS, Rows
 from bench.timing import Measured, Result, make_parser, summarise, time_on_host, write_report
-from bench.vectors import random_vectors
 
 MODELS = ("0.1b", "1.5b", "7.2b")
 WHOLE_TOKENS = 4096
 KERNEL_TOKENS, MAX_CALLS = 16_384, 16  # a graph of the recurrence has calls up to so many tokens or of so many
 Step = Callable[[], object]
-
-# The kernels of the recurrence over sequences, each called as `ops.wkv7_prefill` is.
-KERNELS: dict[str, Callable[..., None]] = {"scan": ops.wkv7_prefill}
 
 
 class Shape(NamedTuple):
@@ -139,18 +136,16 @@ def piece_length(shape: Shape, token_budget: int) -> int:
 
 
 def measure_kernel(name: str, num_heads: int, shape: Shape, state: str, machine: Machine) -> Result:
-    """The recurrence of one layer, states in and out."""
-    device = machine.device
+    """One layer, states in and out."""
+    kernel, device = KERNELS[name], machine.device
     pool = torch.zeros(shape.prompts, num_heads, 64, 64, dtype=DTYPES[state], device=device)
-    vectors = random_vectors(shape.num_tokens, num_heads, device)
-    y = torch.empty_like(vectors[0])
     slots = torch.arange(shape.prompts, dtype=torch.int32, device=device)
     bounds = shape.length * torch.arange(shape.prompts + 1, dtype=torch.int32, device=device)
     num_calls = max(1, min(MAX_CALLS, KERNEL_TOKENS // shape.num_tokens))
-    step = machine.prepare([partial(KERNELS[name], pool, *vectors, bounds, slots, y)] * num_calls)
+    step = machine.prepare([kernel.prepare(Rows(pool, bounds, slots, shape.num_tokens))] * num_calls)
     seconds = machine.time(step)
     us, us_low, us_high = (1e6 * value / num_calls for value in (seconds.median, seconds.low, seconds.high))
-    num_bytes = recurrence_bytes(shape.prompts, shape.num_tokens, num_heads, pool.itemsize, y.itemsize)
+    num_bytes = recurrence_bytes(shape.prompts, shape.num_tokens, num_heads, pool.itemsize, num_vectors=kernel.num_vectors)
     details = {
         "recurrence": name, "heads": num_heads, "prompts": shape.prompts, "length": shape.length, "state": state,
         "us_low": us_low, "us_high": us_high, "bytes": num_bytes, "gb_s": num_bytes / us / 1e3,

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compiles every kernel of csrc/cuda for AMD cards with csrc/hip's headers, and prints a table of what came out. Nothing is linked
+# Compiles the kernels of csrc/cuda for AMD cards with csrc/hip's headers, and prints a table of what came out; but for those in
+# chunks, which are CUDA's alone. Nothing is linked
 # and nothing runs: no card is needed. Knows nothing of torch.
 #
 #   ci/check_hip.sh [--require] [target ...]      all targets if none is named
@@ -29,6 +30,7 @@ for argument in "$@"; do
 done
 targets=${targets:-$ORDER}
 
+sources=$(grep -L '"chunk_' csrc/cuda/*.cu)
 work=$(mktemp -d)
 export work
 trap 'rm -rf "$work"' EXIT
@@ -62,7 +64,7 @@ jobs=""
 for target in $targets; do
   tool=$([[ ${KIND[$target]} == object ]] && echo "$HIPCC" || echo "$HIP_CLANG")
   if command -v "$tool" > /dev/null; then
-    for source in csrc/cuda/*.cu; do jobs+="$target ${KIND[$target]} $source"$'\n'; done
+    for source in $sources; do jobs+="$target ${KIND[$target]} $source"$'\n'; done
   else
     echo "$target is not checked: $tool was not found."
   fi
@@ -73,7 +75,7 @@ row() { printf '%-20s' "$1"; shift; printf '%-14s' "$@"; echo; }
 # shellcheck disable=SC2086
 row kernel $targets
 status=0
-for source in csrc/cuda/*.cu; do
+for source in $sources; do
   results=()
   for target in $targets; do
     out="$work/$(basename "$source").$target"

@@ -11,6 +11,7 @@
   DO(sparse_linear) \
   DO(squared_relu) \
   DO(tmix_decode) \
+  DO(tmix_prefill) \
   DO(tmix_prepare) \
   DO(tmix_readout) \
   DO(wkv7_prefill)

@@ -57,6 +57,30 @@ void tmix_decode(
     const Tensor& slots,                   // [T] int32; negative: padding
     const Tensor& out);                    // [T, C] fp, zero for padding; mutated
 
+// The same for one packed sequence a row: row i is tokens cu_seqlens[i] : cu_seqlens[i + 1]. Arguments as above but all fp16 that
+// are fp there; tokens of no row, and those of padding, are left alone in out.
+void tmix_prefill(
+    const Tensor& state,
+    const Tensor& r,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& w,
+    const Tensor& a,
+    const std::optional<Tensor>& v_gate,
+    const Tensor& g,
+    const std::optional<Tensor>& v_first,
+    const Tensor& w0,
+    const Tensor& a0,
+    const std::optional<Tensor>& v0,
+    const Tensor& k_k,
+    const Tensor& k_a,
+    const Tensor& r_k,
+    const Tensor& ln_weight,
+    const Tensor& ln_bias,
+    const Tensor& cu_seqlens,  // [R + 1] int32, rising, within [0, T]
+    const Tensor& slots,       // [R] int32; negative: padding
+    const Tensor& out);
+
 // The part of it before the recurrence, for wkv7_prefill. Arguments as above.
 void tmix_prepare(
     const Tensor& k,

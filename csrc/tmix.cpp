@@ -61,18 +61,20 @@ class Checker {
 
 }  // namespace
 
-void tmix_decode(const Tensor& state, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& w, const Tensor& a,
-                 const std::optional<Tensor>& v_gate, const Tensor& g, const std::optional<Tensor>& v_first, const Tensor& w0,
-                 const Tensor& a0, const std::optional<Tensor>& v0, const Tensor& k_k, const Tensor& k_a, const Tensor& r_k,
-                 const Tensor& ln_weight, const Tensor& ln_bias, const Tensor& slots, const Tensor& out) {
-  constexpr const char* op = "tmix_decode";
+namespace {
+
+// What tmix_decode and tmix_prefill share, whose parameters name these alike.
+template <typename Params>
+Checker fill(Params& params, const char* op, const Tensor& state, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& w,
+             const Tensor& a, const std::optional<Tensor>& v_gate, const Tensor& g, const std::optional<Tensor>& v_first,
+             const Tensor& w0, const Tensor& a0, const std::optional<Tensor>& v0, const Tensor& k_k, const Tensor& k_a,
+             const Tensor& r_k, const Tensor& ln_weight, const Tensor& ln_bias, const Tensor& out) {
   check_state(op, state);
   const Checker checker(op, "r", r);
   if (r.get_device() != state.get_device() || checker.num_heads() != state.size(1)) {
     refuse(op, "r", "[T, C] with C = " + std::to_string(state.size(1) * kHeadSize) + " on " + device_name(state), r);
   }
   checker.check_gate(v_gate, v_first, v0);
-  TmixDecodeParams params{};
   params.state = state.data_ptr();
   params.state_stride = state.stride(0);
   params.num_slots = state.size(0);
@@ -82,15 +84,44 @@ void tmix_decode(const Tensor& state, const Tensor& r, const Tensor& k, const Te
   params.g = checker.rows("g", g);
   params.constants = checker.constants(w0, a0, v0, k_k, k_a);
   params.readout = checker.readout(r_k, ln_weight, ln_bias);
-  check_tensor(op, "slots", slots, ScalarType::Int, {checker.num_tokens()}, "[T]", r);
-  params.slots = static_cast<const int32_t*>(slots.data_ptr());
   const Rows rows = checker.rows("out", out);
   params.out = const_cast<void*>(rows.data);
   params.out_stride = rows.stride;
-  params.dtype = checker.dtype();
   params.num_tokens = checker.num_tokens();
   params.num_heads = checker.num_heads();
+  return checker;
+}
+
+}  // namespace
+
+void tmix_decode(const Tensor& state, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& w, const Tensor& a,
+                 const std::optional<Tensor>& v_gate, const Tensor& g, const std::optional<Tensor>& v_first, const Tensor& w0,
+                 const Tensor& a0, const std::optional<Tensor>& v0, const Tensor& k_k, const Tensor& k_a, const Tensor& r_k,
+                 const Tensor& ln_weight, const Tensor& ln_bias, const Tensor& slots, const Tensor& out) {
+  constexpr const char* op = "tmix_decode";
+  TmixDecodeParams params{};
+  const Checker checker = fill(params, op, state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, out);
+  check_tensor(op, "slots", slots, ScalarType::Int, {checker.num_tokens()}, "[T]", r);
+  params.slots = static_cast<const int32_t*>(slots.data_ptr());
+  params.dtype = checker.dtype();
   launch(op, r, params, launch_tmix_decode);
+}
+
+void tmix_prefill(const Tensor& state, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& w, const Tensor& a,
+                  const std::optional<Tensor>& v_gate, const Tensor& g, const std::optional<Tensor>& v_first, const Tensor& w0,
+                  const Tensor& a0, const std::optional<Tensor>& v0, const Tensor& k_k, const Tensor& k_a, const Tensor& r_k,
+                  const Tensor& ln_weight, const Tensor& ln_bias, const Tensor& cu_seqlens, const Tensor& slots,
+                  const Tensor& out) {
+  constexpr const char* op = "tmix_prefill";
+  if (r.scalar_type() != ScalarType::Half) refuse(op, "r", "float16 on a CUDA card", r);
+  TmixPrefillParams params{};
+  fill(params, op, state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, out);
+  params.num_rows = slots.dim() ? slots.size(0) : 0;
+  check_tensor(op, "slots", slots, ScalarType::Int, {params.num_rows}, "[R]", r);
+  check_tensor(op, "cu_seqlens", cu_seqlens, ScalarType::Int, {params.num_rows + 1}, "[R + 1]", r);
+  params.slots = static_cast<const int32_t*>(slots.data_ptr());
+  params.cu_seqlens = static_cast<const int32_t*>(cu_seqlens.data_ptr());
+  launch(op, r, params, launch_tmix_prefill);
 }
 
 void tmix_prepare(const Tensor& k, const Tensor& v, const Tensor& w, const Tensor& a, const std::optional<Tensor>& v_gate,

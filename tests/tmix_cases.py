@@ -13,6 +13,7 @@ GAP = 24  # numbers between the rows of strided inputs
 PRODUCTS = ("r", "k", "v", "w", "a", "v_gate", "g", "v_first")
 BIASES = ("w0", "a0", "v0", "k_k", "k_a")
 DECODE = ("state", *PRODUCTS, *BIASES, "r_k", "ln_weight", "ln_bias", "slots", "out")
+PREFILL = (*DECODE[:-2], "cu_seqlens", "slots", "out")
 PREPARE = ("k", "v", "w", "a", "v_gate", "v_first", *BIASES)
 OUTPUTS = ("w_out", "k_out", "v_out", "minus_kk", "b")
 READOUT = ("r_k", "ln_weight", "ln_bias")
@@ -93,16 +94,20 @@ def oracle_readout(y: Tensor, k: Tensor, v: Tensor, tensors: Tensors) -> Tensor:
 
 def oracle_decode(pool: Tensor, tensors: Tensors, slots: list[int]) -> tuple[Tensor, Tensor]:
     """What `tmix_decode` must leave behind in (state, out), in float64."""
+    pool, out = oracle_prefill(pool, tensors, [1] * len(slots), slots)
+    return pool, out.nan_to_num(0)
+
+
+def oracle_prefill(pool: Tensor, tensors: Tensors, lengths: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
+    """What `tmix_prefill` must leave behind in (state, out), in float64; NaN in out where it must write nothing."""
     pool = pool.double().cpu().clone()
     t, r = oracle_prepare(tensors), doubles(tensors)["r"]
-    y = torch.zeros_like(r)
-    for row, slot in enumerate(slots):
-        if slot >= 0:
-            vectors = [x[row : row + 1] for x in (r, t["w_out"], t["k_out"], t["v_out"], t["minus_kk"], t["b"])]
-            pool[slot], y[row : row + 1] = oracle(pool[slot], vectors)
-    out = oracle_readout(y, t["k_out"], t["v_out"], tensors)
-    out[torch.tensor(slots) < 0] = 0
-    return pool, out
+    y = torch.full_like(r, torch.nan)
+    for (begin, end), slot in zip(itertools.pairwise(bounds(lengths)), slots, strict=True):
+        if slot >= 0 and end > begin:
+            vectors = [x[begin:end] for x in (r, t["w_out"], t["k_out"], t["v_out"], t["minus_kk"], t["b"])]
+            pool[slot], y[begin:end] = oracle(pool[slot], vectors)
+    return pool, oracle_readout(y, t["k_out"], t["v_out"], tensors)
 
 
 def make_norm(num_tokens: int, width: int, num_mixes: int, dtype: torch.dtype, device: str = "cpu", *, seed: int = 0) -> Tensors:

@@ -30,8 +30,10 @@ __device__ __forceinline__ void allow_dependents() {
 
 #if defined(__HIP__) || defined(__HIPCC__)
 constexpr auto kMultiprocessorCount = hipDeviceAttributeMultiprocessorCount;
+constexpr auto kSharedMemory = hipDeviceAttributeMaxSharedMemoryPerBlock;
 #else
 constexpr auto kMultiprocessorCount = cudaDevAttrMultiProcessorCount;
+constexpr auto kSharedMemory = cudaDevAttrMaxSharedMemoryPerBlockOptin;
 
 // Whether the present card runs code in which `wait_for_inputs` waits: not where it runs what was compiled for an older one.
 // One look at any kernel of the library answers for all.
@@ -51,14 +53,17 @@ inline bool has_dependent_launch(const void* kernel) {
 }
 #endif
 
-// Of the present card; 0 with an error left for launch_error.
-inline int multiprocessors() {
-  int device = 0, count = 0;
+// What the present card has of something; 0 with an error left for launch_error.
+template <typename Attribute>
+int card_attribute(Attribute attribute) {
+  int device = 0, value = 0;
   return GPU_API(GetDevice)(&device) == GPU_API(Success) &&
-                 GPU_API(DeviceGetAttribute)(&count, kMultiprocessorCount, device) == GPU_API(Success)
-             ? count
+                 GPU_API(DeviceGetAttribute)(&value, attribute, device) == GPU_API(Success)
+             ? value
              : 0;
 }
+inline int multiprocessors() { return card_attribute(kMultiprocessorCount); }
+inline int shared_memory() { return card_attribute(kSharedMemory); }  // bytes that a block may have
 
 // How many blocks of a kernel the present card holds at once, or 0 with an error left for launch_error. Asked once for each kernel
 // and card; also allows the kernel as much shared memory as is named here.

@@ -45,6 +45,24 @@ struct TmixDecodeParams {
   int64_t num_heads;
 };
 
+struct TmixPrefillParams {
+  void* state;  // as in TmixDecodeParams
+  int64_t state_stride;
+  int64_t num_slots;
+  Dtype state_dtype;
+  TmixProducts products;  // fp16
+  Rows r, g;
+  TmixConstants constants;
+  TmixReadout readout;
+  const int32_t* slots;       // [num_rows]; negative: padding
+  const int32_t* cu_seqlens;  // [num_rows + 1]
+  void* out;
+  int64_t out_stride;
+  int64_t num_tokens;
+  int64_t num_rows;
+  int64_t num_heads;
+};
+
 struct TmixPrepareParams {
   TmixProducts products;
   TmixConstants constants;
@@ -72,6 +90,7 @@ struct SquaredReluParams {
 
 // All launch on `stream` and return nullptr, or what the driver refused.
 const char* launch_tmix_decode(const TmixDecodeParams& params, void* stream);
+const char* launch_tmix_prefill(const TmixPrefillParams& params, void* stream);
 const char* launch_tmix_prepare(const TmixPrepareParams& params, void* stream);
 const char* launch_tmix_readout(const TmixReadoutParams& params, void* stream);
 const char* launch_squared_relu(const SquaredReluParams& params, void* stream);

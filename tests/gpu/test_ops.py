@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tmix_cases import DECODE, OUTPUTS, PREPARE, READOUT, make_norm, make_shift, make_tmix
+from tmix_cases import DECODE, OUTPUTS, PREFILL, PREPARE, READOUT, make_norm, make_shift, make_tmix
 from wkv7_cases import make_pool
 
 from albatross import ops
@@ -15,7 +15,7 @@ pytestmark = [
 DEVICE = "cuda"
 HEADS = 3
 WIDTH = HEADS * 64
-OPS = ("add_norm_mix", "add_norm", "tmix_decode", "tmix_prepare", "tmix_readout", "squared_relu")
+OPS = ("add_norm_mix", "add_norm", "tmix_decode", "tmix_prefill", "tmix_prepare", "tmix_readout", "squared_relu")
 Arguments = dict[str, torch.Tensor | None]
 
 
@@ -43,6 +43,12 @@ def arguments_of(op: str, num_tokens: int = 3, device: str = DEVICE) -> Argument
     if op == "tmix_decode":
         tensors |= {"state": make_pool(num_tokens + 1, HEADS, torch.float16, device), "slots": rows[:-1], **out}
         return {name: tensors[name] for name in DECODE}
+    if op == "tmix_prefill":
+        num_rows = min(num_tokens, 2)  # the first of one token, the second of all others
+        tensors |= {"state": make_pool(num_tokens + 1, HEADS, torch.float16, device), "slots": rows[:num_rows].clone(), **out}
+        bounds = [0, 1, num_tokens][: num_rows + 1]
+        tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32, device=device)
+        return {name: tensors[name] for name in PREFILL}
     if op == "tmix_prepare":
         return {name: tensors[name] for name in PREPARE} | {name: half(num_tokens, WIDTH, device=device) for name in OUTPUTS}
     if op == "tmix_readout":

@@ -7,6 +7,7 @@ import torch
 from tmix_cases import (
     DECODE,
     OUTPUTS,
+    PREFILL,
     PREPARE,
     READOUT,
     Tensors,
@@ -18,6 +19,7 @@ from tmix_cases import (
     oracle_decode,
     oracle_norm,
     oracle_norm_mix,
+    oracle_prefill,
     oracle_prepare,
     oracle_readout,
     oracle_squared_relu,
@@ -35,6 +37,7 @@ MUTATED = {
     "add_norm_mix": {"shift", "x_out", "mixed"},
     "add_norm": {"out"},
     "tmix_decode": {"state", "out"},
+    "tmix_prefill": {"state", "out"},
     "tmix_prepare": set(OUTPUTS),
     "tmix_readout": {"out"},
     "squared_relu": {"x"},
@@ -61,6 +64,23 @@ def norm_mix(tensors: Tensors, shift: torch.Tensor, lengths: list[int], slots: l
     x_out, mixed = poisoned(*x.shape, dtype=x.dtype), poisoned(len(mix), *x.shape, dtype=mix.dtype)
     ops.add_norm_mix(*tensors.values(), shift, int32(bounds(lengths)), int32(rows_of(lengths)), int32(slots), x_out, mixed)
     return x_out, mixed
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prefill_agrees_with_the_oracle_and_leaves_padding_and_what_follows_alone(dtype: torch.dtype, is_gated: bool) -> None:
+    lengths, slots = [17, 0, 1, 5, 40], [3, 0, 1, -1, 6]
+    pool, tensors = make_pool(8, HEADS, dtype), make_tmix(sum(lengths) + 2, HEADS, dtype, is_gated=is_gated)
+    expected_pool, expected_out = oracle_prefill(pool, tensors, [*lengths, 2], [*slots, -1])
+    out = strided(torch.full((sum(lengths) + 2, WIDTH), SENTINEL, dtype=dtype))
+
+    arguments = {**tensors, "state": pool, "cu_seqlens": int32(bounds(lengths)), "slots": int32(slots), "out": out}
+    ops.tmix_prefill(*(arguments[name] for name in PREFILL))
+
+    is_written = ~expected_out.isnan()
+    assert relative_error(pool, expected_pool) < tolerance(dtype, max(lengths))
+    assert relative_error(out[is_written], expected_out[is_written]) < tolerance(dtype, max(lengths))
+    assert (out[~is_written] == SENTINEL).all()
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
@@ -212,6 +232,7 @@ def opcheck_arguments() -> dict[str, tuple[torch.Tensor | None, ...]]:
         ),
         "add_norm": (*norm.values(), torch.tensor([3, 1]), torch.zeros(2, WIDTH, dtype=half)),
         "tmix_decode": tuple(arguments[name] for name in DECODE),
+        "tmix_prefill": tuple({**arguments, "cu_seqlens": int32([0, 2, 2, 3])}[name] for name in PREFILL),
         "tmix_prepare": (*(tensors[name] for name in PREPARE), *outputs),
         "tmix_readout": (*(arguments[name] for name in ("v_first", "r", "k", "v", "g", *READOUT, "out")),),
         "squared_relu": (torch.ones(3, 5, dtype=half),),
@@ -254,6 +275,14 @@ REFUSALS = {
         ("v0", None, "v_gate, v_first and v0 must be given together"),
         ("slots", single(3, dtype=torch.int64), "slots must be contiguous int32 .* found int64"),
         ("slots", int32([0, 1]), r"slots must be contiguous int32 \[T\] = \[3\] .* found int32 \[2\]"),
+    ],
+    "tmix_prefill": [
+        ("r", single(3, WIDTH, dtype=torch.float64), "r must be float16 or float32 .* found float64"),
+        ("state", single(4, HEADS + 1, 64, 64), r"r must be \[T, C\] with C = 256 on cpu, found .*\[3, 192\]"),
+        ("v_first", None, "v_gate, v_first and v0 must be given together"),
+        ("slots", single(3, dtype=torch.int64), r"slots must be contiguous int32 \[R\] .* found int64"),
+        ("cu_seqlens", int32([0, 3]), r"cu_seqlens must be contiguous int32 \[R \+ 1\] = \[4\] .* found int32 \[2\]"),
+        ("out", half(2, WIDTH), r"out must be float16 \[T, C\] = \[3, 192\] .* found"),
     ],
     "tmix_prepare": [
         ("k", half(3, 100), "k must be .* C a multiple of 64, found"),

@@ -13,9 +13,10 @@ from albatross.engine.model_runner import ModelRunner, Pending
 from albatross.engine.process import build_core
 from albatross.engine.scheduler import Step
 from albatross.errors import ConfigError
-from bench import interference, plot, prefill
+from bench import interference, plot, prefill, recurrence
 from bench.models import model_config
 from bench.prefill import Shape
+from bench.vectors import random_products
 
 VOCAB = 300  # holds the ids of a benchmark's prompts
 STEP_S, TOKEN_S = 0.010, 0.001  # of a step, and of each of its tokens
@@ -77,7 +78,8 @@ def measured(*arguments: str) -> dict[str, prefill.Result]:
 
 def test_each_shape_is_measured_with_each_kernel_and_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setitem(prefill.KERNELS, "second", lambda *args: calls.append(args[1].shape))
+    second = recurrence.Kernel(lambda rows: lambda: calls.append((rows.num_tokens, rows.pool.shape[1])), 7)
+    monkeypatch.setattr(prefill, "KERNELS", {"scan": recurrence.KERNELS["scan"], "second": second})
     heads = model_config("demo").num_heads
     results = measured("--state-dtype", "float32")
     kernels = {
@@ -86,8 +88,20 @@ def test_each_shape_is_measured_with_each_kernel_and_with_the_model(monkeypatch:
     }  # fmt: skip
     assert set(results) == kernels | {"prefill demo, 1x8, float32 state", "prefill demo, 2x3, float32 state"}
     assert all(result.value > 0 and result.bound is None and result.target is None for result in results.values())
-    assert set(calls) == {(8, heads, 64), (6, heads, 64)}
+    assert set(calls) == {(8, heads), (6, heads)}
     assert results["prefill demo, 2x3, float32 state"].details["prompts"] == 2
+
+
+def test_time_mixing_is_the_same_by_scan_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = random_products(12, 2, torch.device("cpu"))
+    monkeypatch.setattr(recurrence, "random_products", lambda *args: products)
+    outs = []
+    for name in ("time mixing, scan", "time mixing, chunks"):
+        pool, bounds = torch.zeros(2, 2, 64, 64), torch.tensor([0, 5, 12], dtype=torch.int32)
+        rows = recurrence.Rows(pool, bounds, torch.tensor([1, 0], dtype=torch.int32), 12)
+        recurrence.KERNELS[name].prepare(rows)()
+        outs.append(pool)
+    assert (outs[0] - outs[1]).norm() < 2e-3 * outs[0].norm()
 
 
 def test_parts_can_be_measured_by_themselves() -> None:

@@ -1,4 +1,4 @@
-"""Registry entries and typed wrappers of what stands between the matrix products of a layer, but for the recurrence over
+"""Registry entries and typed wrappers of what stands between the matrix products of a layer, but for the bare recurrence over
 sequences (`wkv7.py`): schemas, argument checks, fakes and CPU implementations.
 
 The schemas stand here and nowhere else; the native library (`csrc/bindings.cpp`) only adds CUDA implementations. "fp" is fp16 or
@@ -21,6 +21,10 @@ MAX_MIXES = 8  # of one add_norm_mix
 _NORM = "Tensor x, Tensor? delta, Tensor ln_weight, Tensor ln_bias"
 _BIASES = "Tensor w0, Tensor a0, Tensor? v0, Tensor k_k, Tensor k_a"
 _READOUT = "Tensor r_k, Tensor ln_weight, Tensor ln_bias"
+_TIME_MIX = (
+    "Tensor(a!) state, Tensor r, Tensor k, Tensor v, Tensor w, Tensor a, Tensor? v_gate, Tensor g, Tensor? v_first, "
+    f"{_BIASES}, {_READOUT}"
+)
 
 
 def add_norm_mix(
@@ -98,6 +102,43 @@ def tmix_decode(
     need_library(r)
     torch.ops.albatross.tmix_decode(
         state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, slots, out
+    )  # fmt: skip
+
+
+def tmix_prefill(
+    state: Tensor,
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    a: Tensor,
+    v_gate: Tensor | None,
+    g: Tensor,
+    v_first: Tensor | None,
+    w0: Tensor,
+    a0: Tensor,
+    v0: Tensor | None,
+    k_k: Tensor,
+    k_a: Tensor,
+    r_k: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    cu_seqlens: Tensor,
+    slots: Tensor,
+    out: Tensor,
+) -> None:
+    """Time mixing of one packed sequence a row, by the law of `tmix_decode`; arguments up to ln_bias as there.
+
+    On CUDA fp is fp16 alone. Tensor cores take 16 tokens at a time: operands are rounded to fp16, sums and the state in
+    between are fp32.
+
+    cu_seqlens: [R + 1] int32, rising from 0 to at most T: sequence i is tokens cu_seqlens[i] : cu_seqlens[i + 1].
+    slots: [R] int32, no two alike unless negative; a negative slot is padding: nothing is read or written for that row.
+    out: [T, C] fp, rows any multiple of 8 numbers apart, mutated but for tokens past cu_seqlens[R] and those of padding rows.
+    """
+    need_library(r)
+    torch.ops.albatross.tmix_prefill(
+        state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, cu_seqlens, slots, out
     )  # fmt: skip
 
 
@@ -183,6 +224,18 @@ def _check_add_norm(op: str, tensors: Tensors) -> None:
 
 
 def _check_decode(op: str, tensors: Tensors) -> None:
+    _check_time_mix(op, tensors)
+    check_contiguous(op, "slots", tensors["slots"], torch.int32, tensors["r"].shape[:1], "[T]", tensors["r"])
+
+
+def _check_prefill(op: str, tensors: Tensors) -> None:
+    _check_time_mix(op, tensors)
+    r, slots = tensors["r"], tensors["slots"]
+    check_contiguous(op, "slots", slots, torch.int32, (size(slots),), "[R]", r)
+    check_contiguous(op, "cu_seqlens", tensors["cu_seqlens"], torch.int32, (size(slots) + 1,), "[R + 1]", r)
+
+
+def _check_time_mix(op: str, tensors: Tensors) -> None:
     state, r = tensors["state"], tensors["r"]
     check_state(op, state)
     check_leading_rows(op, "r", r)
@@ -193,7 +246,6 @@ def _check_decode(op: str, tensors: Tensors) -> None:
     _check_rows(op, tensors, ("r", *_PRODUCTS, "g"), r)
     _check_constants(op, tensors, _BIASES_AND_SCALES, r)
     _check_readout(op, tensors, r)
-    check_contiguous(op, "slots", tensors["slots"], torch.int32, r.shape[:1], "[T]", r)
     _check_rows(op, tensors, ("out",), r)
 
 
@@ -251,12 +303,12 @@ register(
     reference.add_norm_mix,
 )
 register("add_norm", f"{_NORM}, Tensor index, Tensor(a!) out", _check_add_norm, reference.add_norm)
+register("tmix_decode", f"{_TIME_MIX}, Tensor slots, Tensor(b!) out", _check_decode, reference.tmix_decode)
 register(
-    "tmix_decode",
-    "Tensor(a!) state, Tensor r, Tensor k, Tensor v, Tensor w, Tensor a, Tensor? v_gate, Tensor g, Tensor? v_first, "
-    f"{_BIASES}, {_READOUT}, Tensor slots, Tensor(b!) out",
-    _check_decode,
-    reference.tmix_decode,
+    "tmix_prefill",
+    f"{_TIME_MIX}, Tensor cu_seqlens, Tensor slots, Tensor(b!) out",
+    _check_prefill,
+    reference.tmix_prefill,
 )
 register(
     "tmix_prepare",

@@ -4,7 +4,7 @@ What is named here has the names and arguments of `albatross.ops`.
 """
 
 from albatross.reference.sampling import sample
-from albatross.reference.tmix import add_norm, add_norm_mix, squared_relu, tmix_decode, tmix_prepare, tmix_readout
+from albatross.reference.tmix import add_norm, add_norm_mix, squared_relu, tmix_decode, tmix_prefill, tmix_prepare, tmix_readout
 from albatross.reference.wkv7 import wkv7_prefill
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "sample",
     "squared_relu",
     "tmix_decode",
+    "tmix_prefill",
     "tmix_prepare",
     "tmix_readout",
     "wkv7_prefill",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albatross.constants import CMIX_BOUND, CMIX_SCALE, DECAY_SCALE, GROUP_NORM_EPS, HEAD_SIZE, KK_NORM_EPS, LAYER_NORM_EPS
-from albatross.reference.wkv7 import advance, prepare
+from albatross.reference.wkv7 import advance, prepare, wkv7_prefill
 
 
 def add_norm_mix(
@@ -100,6 +100,44 @@ def tmix_decode(
     for place, row in zip(places, s.unbind(), strict=True):  # faster than index_copy_, by a third of the copies' time
         state[place].copy_(row)
     _read_out(y, r, k, v, g, r_k, ln_weight, ln_bias, out)
+
+
+def tmix_prefill(
+    state: Tensor,
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    a: Tensor,
+    v_gate: Tensor | None,
+    g: Tensor,
+    v_first: Tensor | None,
+    w0: Tensor,
+    a0: Tensor,
+    v0: Tensor | None,
+    k_k: Tensor,
+    k_a: Tensor,
+    r_k: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    cu_seqlens: Tensor,
+    slots: Tensor,
+    out: Tensor,
+) -> None:
+    """Time mixing of one packed sequence a row: `tmix_prepare`, `wkv7_prefill` and `tmix_readout`, whose arguments these are.
+
+    slots: [R]; a negative one is padding. out: [T, C], written for the tokens of rows that are none.
+    """
+    r = _as_type(r, _compute_dtype(state if state.dtype == torch.float64 else r))
+    *prepared, y = torch.empty(6, *r.shape, dtype=r.dtype, device=r.device).unbind()
+    tmix_prepare(k, v, w, a, v_gate, v_first, w0, a0, v0, k_k, k_a, *prepared)
+    logit, k, v, minus_kk, b = prepared
+    wkv7_prefill(state, *map(_heads, (r, logit, k, v, minus_kk, b)), cu_seqlens, slots, _heads(y))
+    bounds = cu_seqlens.tolist()
+    for begin, end, slot in zip(bounds, bounds[1:], slots.tolist(), strict=False):
+        if slot >= 0 and end > begin:
+            row = slice(begin, end)
+            tmix_readout(y[row], r[row], k[row], v[row], g[row], r_k, ln_weight, ln_bias, out[row])
 
 
 def tmix_prepare(

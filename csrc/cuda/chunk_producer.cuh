@@ -1,0 +1,155 @@
+// The producers of the chunked kernel (tmix_prefill.cu): all that does not depend on the state, and from Y to what the output matrix
+// multiplies.
+#pragma once
+
+#include "chunk_inputs.cuh"
+
+namespace albatross {
+
+// The 16x16 products of A, R, B and K, by one warp, in their place. T is (I + L)(I + L^2)(I + L^4)(I + L^8) for the strictly lower
+// L = tril(A B^T, -1): the sum is carried in float, the factors are rounded.
+__device__ __forceinline__ void multiply_scores(Stage& stage, int lane) {
+  const SharedAddress at_a = address_of(&stage.scores) + place_a(lane), at_b = address_of(&stage.scores) + place_b(lane);
+  constexpr uint32_t kTile = sizeof(Tile);
+  Product ab{}, ak{}, rb{}, rk{};
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    uint32_t a[4], r[4], b[4], k[4];
+    load_matrices(a, columns(at_a, q));
+    load_matrices(r, columns(at_a, q) + kTile);
+    load_matrices(b, columns(at_b, q) + 2 * kTile);
+    load_matrices(k, columns(at_b, q) + 3 * kTile);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      mma(ab[n], a, b[2 * n], b[2 * n + 1]);
+      mma(ak[n], a, k[2 * n], k[2 * n + 1]);
+      mma(rb[n], r, b[2 * n], b[2 * n + 1]);
+      mma(rk[n], r, k[2 * n], k[2 * n + 1]);
+    }
+  }
+  keep_lower(ab, lane, -1), keep_lower(ak, lane, -1), keep_lower(rb, lane, 0), keep_lower(rk, lane, 0);
+  __syncwarp();  // all have read A, whose place the squares take
+  stage.squares[kAK][lane] = as_square(ak);
+  stage.squares[kRB][lane] = as_square(rb);
+  stage.squares[kRK][lane] = as_square(rk);
+
+  // Each power beside its transpose, so that no product waits for registers to change lanes.
+  uint32_t power[4], power_transposed[4], operand[4];
+  as_operand(ab, power);
+  transpose(power, power_transposed);
+  Product& inverse = ab;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (lane % 4 * 2 + i == lane / 4) inverse[0][i] = inverse[1][2 + i] = 1.0f;
+  }
+#pragma unroll
+  for (int length = 2; length < kChunk; length *= 2) {
+    Product next{}, next_transposed{};
+    multiply(next, power, power_transposed);
+    multiply(next_transposed, power_transposed, power);
+    as_operand(next, power);
+    as_operand(next_transposed, power_transposed);
+    as_operand(inverse, operand);
+    multiply(inverse, operand, power_transposed);
+  }
+  stage.squares[kT][lane] = as_square(inverse);
+}
+
+// Y to what the output matrix multiplies, for the chunk whose stage came back. A lane does half a head of one token.
+class Finisher {
+ public:
+  // The gates, on their way while the consumers still work.
+  __device__ __forceinline__ void load(const TmixPrefillParams& p, const Span& span, int64_t head, int lane) {
+    token_ = lane % kChunk;
+    piece_ = lane / kChunk * kHalfPieces;
+    is_there_ = token_ < span.count;
+    row_ = span.first + token_;
+    channel_ = head * kHeadSize + piece_ * kPack;
+    const __half* const source = begin_of<__half>(p.g, span.first + (is_there_ ? token_ : 0)) + channel_;
+#pragma unroll
+    for (int i = 0; i < kHalfPieces; ++i) gate_[i] = load_global(source + i * kPack);
+  }
+
+  __device__ __forceinline__ void run(const TmixPrefillParams& p, const Stage& stage, const Constants& constants) const {
+    const SharedAddress v_row = address_of(&stage.v) + token_ * 128, y_tiles = address_of(&stage.y);
+    float y[kHalfPieces][kPack], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHalfPieces; ++i) {
+      const int piece = piece_ + i;
+      const SharedAddress y_tile = y_tiles + piece / 2 * sizeof(stage.y[0]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 four = load_shared(y_tile + place_of_y(token_, piece % 2 * 2 + half));
+        const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) y[i][half * 4 + j] = __uint_as_float(words[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) sum += y[i][j];
+    }
+    const float mean = (sum + GPU_SHFL_XOR(sum, kChunk)) / kHeadSize;
+#pragma unroll
+    for (int i = 0; i < kHalfPieces; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) y[i][j] -= mean, squares = fmaf(y[i][j], y[i][j], squares);
+    }
+    squares += GPU_SHFL_XOR(squares, kChunk);
+    const float unscale = stage.unscale, bonus = stage.bonus[token_] * unscale;
+    const float scale = unscale * rsqrtf(squares * (unscale * unscale) / kHeadSize + kGroupNormEps);
+    __half* const out = static_cast<__half*>(p.out) + row_ * p.out_stride + channel_;
+#pragma unroll
+    for (int i = 0; i < kHalfPieces; ++i) {
+      float v[kPack], gate[kPack], weight[kPack], bias[kPack];
+      read_piece(load_shared(v_row + (((piece_ + i) ^ token_ % 8) << 4)), v);
+      read_piece(gate_[i], gate);
+      read_constants(constants[kLnWeight], piece_ + i, weight), read_constants(constants[kLnBias], piece_ + i, bias);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        y[i][j] = fmaf(bonus, v[j], fmaf(y[i][j] * scale, weight[j], bias[j])) * gate[j];
+      }
+      if (is_there_) GPU_STORE(reinterpret_cast<uint4*>(out) + i, pieces_of(y[i]));
+    }
+  }
+
+ private:
+  static constexpr int kHalfPieces = kPieces / 2;
+  uint4 gate_[kHalfPieces];
+  int64_t row_, channel_;
+  int token_, piece_;
+  bool is_there_;
+};
+
+// A producer's way through the chunks that are its own.
+template <int kProducers>
+__device__ __forceinline__ void produce(
+    const TmixPrefillParams& p, int64_t begin, int64_t end, int64_t head, int producer, int lane, Shared<kProducers>& shared) {
+  const SharedAddress full = address_of(&shared.full[producer]), empty = address_of(&shared.empty[producer]);
+  Stage& stage = shared.stages[producer];
+  constexpr int64_t kStride = kProducers * kChunk;
+  const auto span_at = [&](int64_t first) {
+    return Span{first, static_cast<int>(end - first < kChunk ? end - first : kChunk)};
+  };
+  Finisher finisher;
+  int parity = 0;
+  int64_t first = begin + producer * kChunk;
+  if (first >= end) return;
+  prefetch(p, span_at(first), head, lane);
+  while (true) {
+    const int64_t next = first + kStride;
+    const RowLoader load{p, span_at(first), head, lane % kPieces, lane / kPieces * kTokens};
+    stage_chunk(load, shared.constants, stage, lane);
+    __syncwarp();
+    multiply_scores(stage, lane);
+    __syncwarp();
+    if (lane == 0) arrive(full);
+    if (next < end) prefetch(p, span_at(next), head, lane);
+    finisher.load(p, span_at(first), head, lane);
+    wait_barrier(empty, parity);
+    finisher.run(p, stage, shared.constants);
+    if (next >= end) return;
+    __syncwarp();
+    first = next, parity ^= 1;
+  }
+}
+
+}  // namespace albatross

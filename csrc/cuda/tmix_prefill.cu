@@ -1,0 +1,79 @@
+// Time mixing over packed sequences, from the raw products of the mixed inputs to what the output matrix multiplies, a chunk of
+// 16 tokens at a time on tensor cores. Called by csrc/tmix.cpp; knows nothing of torch. The law stands in tmix_decode.cu.
+//
+// Within a chunk let G_t be the sum of the log decays up to token t, m its middle and C its last token, a = -kk, b = kk A, and
+//   A = a exp(G_(t-1) - G_m)   R = r exp(G_t - G_m)   B = b exp(G_m - G_t)   K = k exp(G_m - G_t)          [16 token, 64 key]
+//   T = (I - tril(A B^T, -1))^-1     tril(A K^T, -1)     tril(R B^T)     tril(R K^T)                       [16, 16]
+// none of which depends on the state. Then, with S0 the state [64 value, 64 key] before the chunk,
+//   U = T (A exp(G_m) S0^T + tril(A K^T, -1) V)     Y = R exp(G_m) S0^T + tril(R K^T) V + tril(R B^T) U
+//   S = S0 diag(exp(G_C)) + V^T (K exp(G_C - G_m)) + U^T (B exp(G_C - G_m))
+// Operands are rounded to fp16, sums and the state are fp32. A log decay is above -0.607, so A and B stay within fp16 at any decay,
+// and K and R for keys to 935 and receptances to 938; for larger ones a chunk is scaled by powers of two.
+//
+// A block takes one head of one sequence. Its producer warps make the upper lines for chunks ahead, each for every kProducers-th
+// chunk, in a stage of shared memory of its own. Four consumer warps hold 16 value rows of the state each, from the first token to
+// the last: the rows need nothing of each other, and every product lies in the registers as the next one's operand wants it. A
+// producer that gets its stage back finds Y there, and ends what it began: group norm, bonus and gate.
+#include "chunk_consumer.cuh"
+#include "chunk_producer.cuh"
+#include "launch.cuh"
+#include "tmix.h"
+#include "wkv7.cuh"
+
+namespace albatross {
+inline namespace tmix_prefill_file {
+
+// Grid (rows, heads). Moves, per head: the state once in and once out, and per token eight vectors in, one out.
+template <typename State, int kProducers>
+__global__ void __launch_bounds__(32 * (kConsumers + kProducers)) tmix_prefill_kernel(const __grid_constant__ TmixPrefillParams p) {
+  extern __shared__ __align__(128) unsigned char raw[];
+  Shared<kProducers>& shared = *reinterpret_cast<Shared<kProducers>*>(raw);
+  const int64_t row = blockIdx.x, head = blockIdx.y;
+  const int warp = GPU_SHFL(static_cast<int>(threadIdx.x / 32), 0), lane = threadIdx.x % 32;  // the same in a warp, as the compiler sees
+  load_constants(p, head, shared.constants);
+  if (threadIdx.x < kProducers) {
+    init_barrier(address_of(&shared.full[threadIdx.x]), 1);
+    init_barrier(address_of(&shared.empty[threadIdx.x]), kConsumers);
+  }
+  __syncthreads();
+  wait_for_inputs();
+  allow_dependents();
+  const int slot = p.slots[row];
+  const int64_t begin = p.cu_seqlens[row], end = p.cu_seqlens[row + 1];
+  if (slot < 0 || begin >= end) return;
+  if (begin < 0 || end > p.num_tokens) GPU_TRAP();
+  if (warp >= kConsumers) {
+    produce(p, begin, end, head, warp - kConsumers, lane, shared);
+    return;
+  }
+  State* const rows = head_state<State>(p.state, p.state_stride, p.num_slots, slot, head) + warp * 16 * kHeadSize;
+  float s[8][4];
+  load_rows(rows, lane, s);
+  consume(s, static_cast<int>((end - begin + kChunk - 1) / kChunk), warp, lane, shared);
+  store_rows(rows, lane, s);
+}
+
+template <typename State, int kProducers>
+const char* prefill(const TmixPrefillParams& p, gpu_stream_t stream) {
+  constexpr int kThreads = 32 * (kConsumers + kProducers), kBytes = sizeof(Shared<kProducers>);
+  const auto kernel = tmix_prefill_kernel<State, kProducers>;
+  if (resident_blocks(kernel, kThreads, kBytes) == 0) return launch_error();
+  const dim3 grid(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(p.num_heads));
+  return launch_dependent(kernel, grid, kThreads, kBytes, stream, p);
+}
+
+// All that is built, by [state dtype][whether the card has room for twice the stages].
+using Launcher = const char* (*)(const TmixPrefillParams&, gpu_stream_t);
+constexpr Launcher kPrefill[2][2] = {{prefill<__half, 4>, prefill<__half, 8>}, {prefill<float, 4>, prefill<float, 8>}};
+
+}  // namespace tmix_prefill_file
+
+const char* launch_tmix_prefill(const TmixPrefillParams& params, void* stream) {
+  if (params.num_rows == 0 || params.num_heads == 0) return nullptr;
+  const int room = shared_memory();
+  if (room == 0) return launch_error();
+  const bool has_room = room >= static_cast<int>(sizeof(Shared<8>));
+  return kPrefill[static_cast<int>(params.state_dtype)][has_room](params, static_cast<gpu_stream_t>(stream));
+}
+
+}  // namespace albatross
