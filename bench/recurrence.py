@@ -32,6 +32,10 @@ class Kernel(NamedTuple):
     num_vectors: int
 
 
+def _call(op: Callable[..., None], *arguments: Tensor) -> None:
+    op(*arguments)
+
+
 def scan(rows: Rows) -> Step:
     vectors = random_vectors(rows.num_tokens, rows.pool.shape[1], rows.pool.device)
     return partial(ops.wkv7_prefill, rows.pool, *vectors, rows.bounds, rows.slots, torch.empty_like(vectors[0]))
@@ -40,7 +44,7 @@ def scan(rows: Rows) -> Step:
 def chunked_mixing(rows: Rows) -> Step:
     products = random_products(rows.num_tokens, rows.pool.shape[1], rows.pool.device)
     out = torch.empty_like(products["r"])
-    return partial(ops.tmix_prefill, rows.pool, *products.values(), rows.bounds, rows.slots, out)
+    return partial(_call, ops.tmix_prefill, rows.pool, *products.values(), rows.bounds, rows.slots, out)
 
 
 def scanned_mixing(rows: Rows) -> Step:
@@ -48,11 +52,13 @@ def scanned_mixing(rows: Rows) -> Step:
     x = random_products(rows.num_tokens, rows.pool.shape[1], rows.pool.device)
     *prepared, y, out = torch.empty(7, *x["r"].shape, device=rows.pool.device, dtype=torch.float16)
     heads = [each.unflatten(1, (-1, 64)) for each in (x["r"], *prepared, y)]
+    products = [x[name] for name in ("k", "v", "w", "a", "v_gate", "v_first", *CONSTANTS)]
+    readout = [x[name] for name in ("g", "r_k", "ln_weight", "ln_bias")]
 
     def run() -> None:
-        ops.tmix_prepare(*(x[name] for name in ("k", "v", "w", "a", "v_gate", "v_first", *CONSTANTS)), *prepared)
-        ops.wkv7_prefill(rows.pool, *heads[:-1], rows.bounds, rows.slots, heads[-1])
-        ops.tmix_readout(y, x["r"], *prepared[1:3], *(x[name] for name in ("g", "r_k", "ln_weight", "ln_bias")), out)
+        _call(ops.tmix_prepare, *products, *prepared)
+        _call(ops.wkv7_prefill, rows.pool, *heads[:-1], rows.bounds, rows.slots, heads[-1])
+        _call(ops.tmix_readout, y, x["r"], *prepared[1:3], *readout, out)
 
     return run
 

@@ -109,6 +109,11 @@ class EngineConfig(_Settings):
         0, ge=0, le=1 << 20,
         description="Tokens of one step of a worker: decode rows and prompt chunks. 0: 2048 on CUDA, 256 on the CPU.",
     )
+    prefill_pace: float = Field(
+        4.0, ge=0,
+        description="How many times as long as a step of the running sequences alone one may take that reads prompts as well, by "
+        "measured times. 0: prompts take all of max_num_batched_tokens, however long, and steps do not depend on times.",
+    )
     max_queued_requests: int = Field(
         1024, ge=0, description="Waiting requests, for each worker, beyond which the next one is refused (429)."
     )

@@ -13,6 +13,7 @@ from albatross.config import EngineConfig
 from albatross.engine.core import EngineCore
 from albatross.engine.messages import AddRequest, EngineReady, Finish, ScoreColumns, StepOutput, pack_ids, unpack_ids
 from albatross.engine.model_runner import Pending
+from albatross.engine.pacing import Timing
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
 from albatross.sampling_params import SamplingParams
@@ -75,15 +76,18 @@ class ScriptedRunner:
         self.num_slots = num_slots
         self.vocab_size = vocab_size
         self.device = torch.device("cpu")
+        self.timings: tuple[Timing, ...] = ()
         self.sampler = Sampler(num_slots, vocab_size, self.device, "reference")
         self.steps: list[Step] = []
         self.num_waited = 0
         self.most_in_flight = 0
+        self.on_launch: Callable[[Step], None] = lambda step: None
         self._script = script
         self._slots: dict[int, SlotState] = {}
 
     def launch(self, step: Step) -> Pending:
         self.steps.append(step)
+        self.on_launch(step)
         self.most_in_flight = max(self.most_in_flight, len(self.steps) - self.num_waited)
         for request in step.admitted:
             self.sampler.assign(request)
@@ -119,13 +123,38 @@ class ScriptedRunner:
                 raise RuntimeError(f"slot {stream.slot} of stream {stream.stream_id} was handed to another")
 
 
-class Engine:
-    """An EngineCore on a ScriptedRunner, and what its streams have received."""
+class Clock:
+    """Stands still but where it is told to go on."""
 
-    def __init__(self, script: Script = repeat_prompt, num_slots: int = 4, budget: int = 64, **settings: int) -> None:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Engine:
+    """An EngineCore on a ScriptedRunner, and what its streams have received.
+
+    cost: seconds of a step, on a clock that stands still otherwise; without it all take the same.
+    """
+
+    def __init__(
+        self,
+        script: Script = repeat_prompt,
+        num_slots: int = 4,
+        budget: int = 64,
+        cost: Callable[[Step], float] = lambda step: 1.0,
+        **settings: int,
+    ) -> None:
+        clock = Clock()
         self.runner = ScriptedRunner(script, num_slots)
+        self.runner.on_launch = lambda step: clock.advance(cost(step))
         config = EngineConfig(max_num_seqs=num_slots, max_num_batched_tokens=budget, **settings)
-        self.core = EngineCore(config, self.runner)
+        self.core = EngineCore(config, self.runner, clock)
         self.tokens: dict[int, list[int]] = {}
         self.scored: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}

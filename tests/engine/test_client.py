@@ -94,6 +94,16 @@ async def test_a_full_server_refuses_at_once_and_serves_the_rest(client: EngineC
     assert await text_of(client.generate([ids], greedy(), stop=["\n\n"])) == [" Addis Ababa"]
 
 
+async def test_a_prompt_that_is_too_long_is_refused_as_such_even_where_no_place_is_left(client: EngineClient) -> None:
+    accepted = [client.generate([[5]], greedy(5)) for _ in range(10)]
+    with pytest.raises(InvalidRequestError) as refusal:
+        client.generate([[5] * 501], greedy())
+    assert refusal.value.code == "context_length_exceeded"
+    assert sum(worker.load or 0 for worker in client._workers) == 10
+    for generation in accepted:
+        await text_of(generation)
+
+
 @pytest.mark.parametrize(
     ("prompts", "n", "words"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from albatross.engine.graphs import graph_sizes
+from albatross.engine.sizes import graph_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 48, 64, 65, 100, 256, 300, 960, 4096])

@@ -1,13 +1,18 @@
 """Queues, slots, the token budget and running ahead, on a runner without a model, at both depths."""
 
 import random
+from itertools import pairwise
 
 import msgspec
 import pytest
 import torch
 from scripted import GREEDY, VOCAB, Engine, SlotState, peak
+from simulated import steps_sat_out
 
 from albatross.engine.messages import AbortRequest
+from albatross.engine.pacing import Pacer, Share
+from albatross.engine.scheduler import REST_STEPS
+from albatross.errors import InvalidRequestError
 from albatross.sampling_params import SamplingParams
 
 
@@ -41,7 +46,7 @@ def test_every_running_stream_decodes_in_every_step_while_a_long_prompt_is_read(
     before = len(engine.tokens[1])
     engine.step(20)
     assert len(engine.tokens[1]) == len(engine.tokens[2]) == before + 20
-    engine.step(15)
+    engine.step(20)
     assert engine.finished[9].reason == "length"
 
 
@@ -62,13 +67,40 @@ def test_a_short_prompt_behind_a_long_one_is_read_in_the_same_steps() -> None:
     assert engine.finished[2].reason == "length"
 
 
-def test_a_long_prompt_keeps_half_of_what_is_left_while_short_ones_arrive_for_ever() -> None:
+def test_a_long_prompt_keeps_a_quarter_of_the_budget_while_short_ones_arrive_for_ever() -> None:
     engine = Engine(num_slots=4, budget=64)
-    engine.add(0, prompt=[1] * 3200, params=limited(1))
+    engine.add(0, prompt=[1] * 1600, params=limited(1))
     for arrival in range(1, 101):
         engine.add(arrival, prompt=[2] * 64, params=limited(1))
         engine.step()
     assert 0 in engine.finished
+
+
+def test_a_long_prompt_that_waits_is_not_passed_over_for_ever_by_shorter_ones() -> None:
+    engine = Engine(num_slots=4, budget=64)
+    engine.add(1, prompt=[1] * 100, params=limited(1))
+    engine.step()
+    engine.add(0, prompt=[1] * 600, params=limited(1))
+    for arrival in range(2, 52):
+        engine.add(arrival, prompt=[2] * 70, params=limited(1))
+        engine.step()
+    assert 0 in engine.finished
+
+
+def test_a_prompt_with_less_to_read_goes_first_but_not_before_one_of_a_lower_priority_value() -> None:
+    engine = Engine(num_slots=4, budget=64)
+    for stream_id, length, priority in ((1, 300, 0), (2, 40, 1), (3, 60, 0), (4, 30, 0)):
+        engine.add(stream_id, prompt=[stream_id] * length, params=limited(1), priority=priority)
+    engine.drain()
+    assert list(engine.finished) == [4, 3, 1, 2]
+
+
+def test_what_a_step_may_read_of_prompts_is_read_whole() -> None:
+    engine = Engine(num_slots=4, budget=64)
+    for stream_id, length in ((1, 300), (2, 30), (3, 7)):
+        engine.add(stream_id, prompt=[stream_id] * length, params=limited(1))
+    engine.drain()
+    assert [step.num_tokens for step in engine.runner.steps] == [64] * 5 + [17]
 
 
 def test_requests_are_served_in_order_of_arrival_within_a_priority() -> None:
@@ -259,6 +291,34 @@ def test_a_step_of_prompts_that_are_not_read_to_their_end_draws_nothing() -> Non
     engine.step(3)
     assert all(not output.stream_ids and not output.finished for output in engine.outputs)
     assert engine.core.stats().prompt_tokens == 48
+
+
+def test_a_prompt_without_a_token_is_refused() -> None:
+    engine = Engine()
+    with pytest.raises(InvalidRequestError, match="at least one token"):
+        engine.add(1, prompt=[])
+    assert engine.is_idle
+
+
+class RestlessPacer(Pacer):
+    """Lets as many streams sit out as may."""
+
+    def choose(self, num_decoding: int, num_wanted: int, max_resting: int) -> Share:
+        return Share(min(num_wanted, self.budget - num_decoding), max_resting)
+
+
+def test_no_stream_sits_out_again_soon_when_most_others_have_left() -> None:
+    engine = Engine(num_slots=65, budget=66)
+    engine.core.scheduler._pacer = RestlessPacer(65, 66, 4)
+    for stream_id in range(64):
+        engine.add(stream_id, params=limited(40 if stream_id < 10 else 10))
+    engine.step(5)
+    engine.add(99, prompt=[1] * 2000, params=limited(1))
+    engine.drain()
+    sat_out = steps_sat_out(engine.runner.steps)
+    assert all(later - earlier >= REST_STEPS for numbers in sat_out.values() for earlier, later in pairwise(numbers))
+    assert any(len(numbers) > 1 for numbers in sat_out.values())
+    assert len(engine.tokens[0]) == 40
 
 
 def test_an_engine_without_work_gives_an_empty_output() -> None:

@@ -17,6 +17,7 @@ from albatross.config import EngineConfig
 from albatross.engine.client import EngineClient
 from albatross.engine.model_runner import ModelRunner
 from albatross.engine.output_processor import Choice
+from albatross.engine.sizes import graph_sizes, mixed_sizes
 from albatross.errors import ConfigError
 from albatross.llm import RequestOutput
 
@@ -110,13 +111,13 @@ def test_a_replay_of_its_own_size_has_the_bits_of_a_launched_step(rows: list[dic
 
 def test_running_ahead_changes_no_bit(rows: list[dict[str, Any]]) -> None:
     """More prompts than slots and different lengths, so that slots are handed on while steps are in flight; no stops, whose
-    rows too many would change the numbers of rows."""
+    rows too many would change the numbers of rows, and no pace, by which these would follow measured times."""
     prompts = [row["prompt"] for row in rows[:30]]
     params = [
         SamplingParams(seed=i, temperature=i % 3 / 2, max_tokens=5 + 3 * i, ignore_eos=True, logprobs=2, presence_penalty=i % 2)
         for i in range(len(prompts))
     ]
-    waiting, ahead = (LLM(max_num_seqs=8, device="cuda", run_ahead=depth) for depth in (0, 1))
+    waiting, ahead = (LLM(max_num_seqs=8, device="cuda", run_ahead=depth, prefill_pace=0) for depth in (0, 1))
     assert bits(waiting.generate(prompts, params, n=2, progress=False)) == bits(
         ahead.generate(prompts, params, n=2, progress=False)
     )
@@ -173,6 +174,34 @@ def test_padding_of_a_replayed_step_touches_no_slot() -> None:
     assert all(torch.equal(tensor[others], old[others]) for tensor, old in zip(tensors, before, strict=True))
     assert not torch.equal(runner.pool.wkv[4], before[0][4])
     assert (runner.sampler.position - before[3]).tolist() == [1, 0, 0, 0, 1, 0, 1, 0]
+
+
+def test_every_graph_is_timed_at_the_start_and_leaves_no_trace() -> None:
+    runner = runner_of(LLM(max_num_seqs=40, max_num_batched_tokens=300, device="cuda"))
+    sizes = [[timing.size for timing in runner.timings if timing.is_mixed is is_mixed] for is_mixed in (False, True)]
+    assert sizes == [graph_sizes(40), mixed_sizes(300)]
+    assert all(0 < timing.seconds < 1 for timing in runner.timings)
+    assert not runner.pool.wkv.any()
+    assert not runner.pool.shift.any()
+    assert not runner.sampler.position.any()
+
+
+def test_running_streams_keep_their_pace_while_a_long_prompt_is_read() -> None:
+    """Eight streams beside a prompt of 60,000 tokens: its steps stay short, and it is read to its end."""
+    llm = LLM(max_num_seqs=9, device="cuda")
+    endless = SamplingParams(temperature=0, max_tokens=20_000, ignore_eos=True)
+    streams = [llm.submit([5, 6, 7], endless)[0] for _ in range(8)]
+    long: Choice | None = None
+    step_ms: dict[bool, list[float]] = {False: [], True: []}
+    for choice, _ in llm.run():
+        if choice is streams[0]:
+            step_ms[long is not None].append(llm._core.stats().step_ms)
+        if long is None and streams[0].num_tokens == 200:
+            long = llm.submit([9] * 60_000, SamplingParams(temperature=0, max_tokens=1))[0]
+        if long is not None and long.finish_reason:
+            llm.abort(streams)
+    normal, beside = (sorted(step_ms[is_beside]) for is_beside in (False, True))
+    assert beside[len(beside) * 9 // 10] < 5 * normal[len(normal) // 2]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.6])  # of what they take: too little for the first capture, and for all

@@ -16,7 +16,10 @@ BASE = ("albatross.constants", "albatross.errors")
 SETTINGS = ("albatross.config", "albatross.sampling_params", "albatross.tokenizer")
 BUILD = ("albatross.build",)
 OPS, REFERENCE, MODELS = ("albatross.ops",), ("albatross.reference",), ("albatross.models",)
-CONTROL = tuple(f"albatross.engine.{name}" for name in ("messages", "request", "scheduler", "packing", "router", "status"))
+CONTROL = tuple(
+    f"albatross.engine.{name}"
+    for name in ("messages", "request", "scheduler", "pacing", "sizes", "packing", "router", "status")
+)
 COMPUTE = tuple(f"albatross.engine.{name}" for name in ("model_runner", "graphs", "staging", "sampler", "scoring", "core"))
 FRONT = (
     *(

@@ -6,7 +6,7 @@ scheduled and launched before the one ahead of it is settled, so that the device
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from albatross.config import EngineConfig
 from albatross.engine.messages import (
@@ -19,6 +19,7 @@ from albatross.engine.messages import (
     pack_ids,
 )
 from albatross.engine.model_runner import ModelRunner, Pending, Runner
+from albatross.engine.pacing import Pacer
 from albatross.engine.request import Request
 from albatross.engine.sampler import Samples
 from albatross.engine.scheduler import Scheduler, Settled, Step
@@ -27,13 +28,23 @@ from albatross.engine.scheduler import Scheduler, Settled, Step
 class EngineCore:
     """One model, one scheduler. Not thread-safe: one caller adds, aborts and steps."""
 
-    def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:
-        """Loads the model. Raises the errors of `load_model` and ConfigError for a device that is not there."""
+    def __init__(
+        self, config: EngineConfig, runner: Runner | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Loads the model. Raises the errors of `load_model` and ConfigError for a device that is not there.
+
+        clock: seconds, by which steps are timed.
+        """
         started = time.monotonic()
         self.config = config
         self.runner: Runner = runner or ModelRunner(config)
         device_type = self.runner.device.type
-        self.scheduler = Scheduler(self.runner.num_slots, config.token_budget(device_type))
+        budget = config.token_budget(device_type)
+        pacer = Pacer(self.runner.num_slots, budget, config.prefill_pace)
+        self.scheduler = Scheduler(self.runner.num_slots, pacer)
+        self._times = pacer.times
+        self._times.expect(self.runner.timings)
+        self._clock = clock
         self._run_ahead = config.steps_ahead(device_type)
         self._in_flight: deque[tuple[Step, Pending, float]] = deque()
         self._settled_at = 0.0
@@ -57,15 +68,17 @@ class EngineCore:
             step = self.scheduler.schedule()
             if step.is_empty:
                 break
-            self._in_flight.append((step, self.runner.launch(step), time.monotonic()))
+            launched_at = self._clock()  # where launching is running, the time of the launch counts
+            self._in_flight.append((step, self.runner.launch(step), launched_at))
         if not self._in_flight:
             return StepOutput(b"", b"", stats=self.stats())
         step, pending, launched_at = self._in_flight.popleft()
         samples = pending.wait()
         settled = self.scheduler.settle(step, samples.token_ids, samples.is_bad, samples.bad_chunks)
-        now = time.monotonic()
-        self._step_ms = (now - max(launched_at, self._settled_at)) * 1e3
-        self._settled_at = now
+        now = self._clock()
+        seconds = now - max(launched_at, self._settled_at)
+        self._times.observe(bool(step.chunks), step.width, seconds)
+        self._step_ms, self._settled_at = seconds * 1e3, now
         return self._output(samples, settled)
 
     def stats(self) -> EngineStats:

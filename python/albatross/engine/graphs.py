@@ -8,33 +8,24 @@ uses it.
 
 import logging
 import time
-from bisect import bisect_left
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from albatross.engine.pacing import Timing
 from albatross.engine.packing import NOTHING, PADDING_SLOT, Packed
 from albatross.engine.sampler import Sampler
+from albatross.engine.sizes import graph_sizes, mixed_sizes, padded_size
 from albatross.engine.staging import Staging
 from albatross.models.rwkv7 import RWKV7
 from albatross.models.state_pool import StatePool
 
 logger = logging.getLogger(__name__)
 
-_FINE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-_STRIDES = ((256, 32), (512, 64), (1 << 30, 128))  # up to so many rows, a graph every so many
-_LEAST_MIXED = 8  # tokens of the smallest mixed graph
 _WARM_UPS = 2  # runs before a capture, in which libraries make their handles and choose their kernels
-
-
-def graph_sizes(max_size: int) -> list[int]:
-    """Numbers of rows or tokens to capture, ascending; the last is `max_size` itself."""
-    sizes = list(_FINE_SIZES)
-    for limit, stride in _STRIDES:
-        sizes += range(sizes[-1] + stride, min(limit, max_size) + 1, stride)
-    return sorted({size for size in sizes if size < max_size} | {max_size})
 
 
 def mixed_step(
@@ -78,12 +69,12 @@ class StepGraphs:
         self._logits = torch.empty(max_rows, model.config.vocab_size, device=device)
         # What the last mixed step left for `RWKV7.project`, token by token; the next one overwrites it.
         self.normed = model.new_normed(max_tokens)
-        mixed_sizes = [size for size in graph_sizes(max_tokens) if size >= min(_LEAST_MIXED, max_tokens)]
-        self._mixed = self._capture("mixed", mixed_sizes, self._mixed_step, self._pad)
+        self._mixed = self._capture("mixed", mixed_sizes(max_tokens), self._mixed_step, self._pad)
         self._decode = self._capture("decode", graph_sizes(max_rows), self._decode_step, lambda size: ([PADDING_SLOT] * size,))
+        self.timings = self._measure()
         left, _ = torch.cuda.mem_get_info(device)
         logger.info(
-            "captured %d decode graphs of up to %d rows and %d mixed ones of up to %d tokens in %.1f s, %.2f GiB, %.2f GiB left",
+            "captured and timed %d decode graphs to %d rows and %d mixed ones to %d tokens in %.1f s, %.2f GiB, %.2f GiB left",
             len(self._decode), max_rows, len(self._mixed), max_tokens, time.monotonic() - started,
             (free - left) / 2**30, left / 2**30,
         )  # fmt: skip
@@ -104,6 +95,27 @@ class StepGraphs:
         self._staging.upload(self._pad(size, packed), out=self._inputs)
         graph.replay()
         return self._logits[: len(packed.draws)]
+
+    def _measure(self) -> list[Timing]:
+        """What each graph takes. A mixed one reads a single prompt, in slot 0; decoding rows are padding."""
+        decode = [Timing(False, size, self._time(graph, ([PADDING_SLOT] * size,))) for size, graph in self._decode.items()]
+        mixed = []
+        for size, graph in self._mixed.items():
+            chunk = Packed(array("i", bytes(4 * size)), (0, size), (0,), (), ())
+            mixed.append(Timing(True, size, self._time(graph, self._pad(size, chunk))))
+        self._pool.zero([0])
+        return decode + mixed
+
+    def _time(self, graph: torch.cuda.CUDAGraph, columns: Sequence[Sequence[int]]) -> float:
+        """Seconds of a second replay; the first also brings the graph to the device."""
+        self._staging.upload(columns, out=self._inputs)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
 
     def _pad(self, size: int, packed: Packed = NOTHING) -> Packed:
         return packed.padded(size, min(size, self._max_rows))
@@ -139,7 +151,6 @@ class StepGraphs:
         mixed_step(self._model, self._pool, self._sampler, columns, False, self._logits[:rows], self.normed[:size])
 
 
-def _smallest(graphs: dict[int, torch.cuda.CUDAGraph], size: int) -> tuple[int, torch.cuda.CUDAGraph]:
-    sizes = list(graphs)
-    found = sizes[bisect_left(sizes, size)]
-    return found, graphs[found]
+def _smallest(graphs: dict[int, torch.cuda.CUDAGraph], number: int) -> tuple[int, torch.cuda.CUDAGraph]:
+    size = padded_size(list(graphs), number)
+    return size, graphs[size]

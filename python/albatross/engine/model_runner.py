@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from albatross.config import EngineConfig
-from albatross.engine.graphs import StepGraphs, graph_sizes, mixed_step
+from albatross.engine.graphs import StepGraphs, mixed_step
 from albatross.engine.messages import EngineReady
+from albatross.engine.pacing import Timing
 from albatross.engine.packing import pack
 from albatross.engine.sampler import Sampler, Samples
 from albatross.engine.scheduler import Step
 from albatross.engine.scoring import PendingScored, Scorer
+from albatross.engine.sizes import graph_sizes
 from albatross.engine.staging import Staging
 from albatross.errors import ConfigError
 from albatross.models.memory import require_free, within_memory
@@ -41,6 +43,7 @@ class Runner(Protocol):
     num_slots: int
     vocab_size: int
     device: torch.device
+    timings: Sequence[Timing]  # what steps are known to take before the first one
 
     def launch(self, step: Step) -> Pending:
         """Gives a step to the device, behind those before it; on CUDA nothing waits for any of them."""
@@ -78,11 +81,13 @@ class ModelRunner:
         max_tokens = max(max_tokens, self.num_slots)
         self._staging = Staging(4 * self.num_slots + 1 + max_tokens, self.device, depth)
         self.graphs: StepGraphs | None = None
+        self.timings: Sequence[Timing] = ()
         if config.autotune:
             self._tune()
         if config.cuda_graphs and self.device.type == "cuda" and self.model.backend == "native":
             with torch.inference_mode(), torch.cuda.device(self.device):
                 self.graphs = self._capture(max_tokens, depth)
+                self.timings = self.graphs.timings
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Pending:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from albatross.constants import END_OF_TEXT_ID
 from albatross.engine.messages import AddRequest, unpack_ids
+from albatross.errors import InvalidRequestError
 from albatross.sampling_params import SamplingParams
 
 
@@ -22,6 +23,7 @@ class Stream:
     slot: int = -1
     num_scheduled: int = 0
     num_generated: int = 0
+    rested_at: int = -(1 << 30)  # number of the step that it sat out last
     is_finished: bool = False
 
 
@@ -38,9 +40,13 @@ class Request:
     num_prefilled: int = 0
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     is_admitted: bool = False
+    arrival: int = 0  # number among all requests
 
     @classmethod
     def from_message(cls, message: AddRequest, max_output_tokens: int) -> "Request":
+        """Raises InvalidRequestError for a prompt without a token, which no step could read."""
+        if not message.prompt:
+            raise InvalidRequestError("A prompt must have at least one token, but this one is empty.", "prompt")
         params = message.params
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         eos = () if params.ignore_eos else (END_OF_TEXT_ID,)

@@ -1,8 +1,9 @@
 """Which rows the next step runs, and what the drawn tokens mean for them. Imports no torch and knows no text.
 
-Each step every running stream decodes one token; prompts then take what is left of the token budget, in order of
-arrival within a priority, long ones in chunks. A prompt takes at most half of what is left while another could use
-the rest, so a long prompt delays short ones behind it by a bounded number of steps and never stops the running ones.
+Each step every running stream decodes one token, and prompts are read, in chunks, as many tokens as `pacing` allows. A quarter
+of them go to the request that came first, so that a long prompt moves on whatever comes; the rest to those that have least
+left to read, within a priority, so that a long prompt does not hold up short ones. Where a rest of a prompt would cost a step
+much more than its tokens are worth, some streams sit that step out, in turns: they draw the same tokens, one step later.
 
 A step may be scheduled while earlier ones still run. So whatever is certain happens in `schedule`: chunks count as read,
 and a stream leaves with the step that draws its last allowed token. What only the tokens tell happens in `settle`: a
@@ -14,12 +15,14 @@ import heapq
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice, takewhile
 
 from albatross.engine.messages import EngineStats, Finish
+from albatross.engine.pacing import MIN_CHUNK, RESTING_SHARE, Pacer
 from albatross.engine.request import Request, Stream
 
-MIN_CHUNK = 16  # smallest share of a prompt, so that the halving rule cannot cut prompts into crumbs
+OLDEST_SHARE = 4  # one prompt token in so many is for the request that came first
+REST_STEPS = 5  # a stream sits out at most one step in so many
 _NOT_FINITE = "The model gave a number that is not finite for this request; other requests are not affected."
 
 
@@ -59,6 +62,11 @@ class Step:
     def num_tokens(self) -> int:
         return self.num_decoding + sum(len(chunk.tokens) for chunk in self.chunks)
 
+    @property
+    def width(self) -> int:
+        """Its size before padding: tokens, or draws where a prompt of few tokens has many choices."""
+        return max(self.num_tokens, len(self.draws))
+
 
 @dataclass(slots=True)
 class Settled:
@@ -74,14 +82,17 @@ class Settled:
     scored: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-class Scheduler:
-    """Queues, slots and the token budget. One `schedule`, later one `settle` a step; `add` and `abort` at any time between."""
+_Waiting = tuple[int, int, Request]  # priority, arrival
 
-    def __init__(self, num_slots: int, token_budget: int) -> None:
+
+class Scheduler:
+    """Queues and slots. One `schedule`, later one `settle` a step; `add` and `abort` at any time between."""
+
+    def __init__(self, num_slots: int, pacer: Pacer) -> None:
         self.num_slots = num_slots
-        self.token_budget = token_budget
+        self._pacer = pacer
         self._free = list(range(num_slots - 1, -1, -1))
-        self._waiting: list[tuple[int, int, Request]] = []
+        self._waiting: list[_Waiting] = []
         self._order = count()
         self._prefilling: list[Request] = []
         self._decoding: dict[Stream, Request] = {}
@@ -89,6 +100,7 @@ class Scheduler:
         self._streams: dict[int, tuple[Stream, Request]] = {}
         self._num_waiting = 0
         self._num_waiting_tokens = 0
+        self._num_scheduled = 0
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -99,7 +111,8 @@ class Scheduler:
             self._streams[stream.stream_id] = stream, request
         self._num_waiting += len(request.streams)
         self._num_waiting_tokens += len(request.prompt)
-        heapq.heappush(self._waiting, (request.priority, next(self._order), request))
+        request.arrival = next(self._order)
+        heapq.heappush(self._waiting, (request.priority, request.arrival, request))
 
     def abort(self, stream_ids: tuple[int, ...]) -> None:
         """Ends these streams without a word; unknown and finished ids are passed over."""
@@ -117,13 +130,20 @@ class Scheduler:
         for stream in self._leaving:
             self._release(stream)
         self._leaving.clear()
-        step = Step(draws=list(self._decoding.items()), num_decoding=len(self._decoding))
-        for stream, request in step.draws:
-            stream.num_scheduled += 1
-            if stream.num_scheduled >= request.limit:
-                del self._decoding[stream]
-                self._leaving.append(stream)
-        self._schedule_prompts(step, self.token_budget - step.num_decoding)
+        self._num_scheduled += 1
+        candidates = self._candidates()
+        queue = self._prefilling + [request for _, _, request in candidates]
+        num_wanted = sum(request.num_unread for request in queue)
+        share = self._pacer.choose(len(self._decoding), num_wanted, self._max_resting() if queue else 0)
+        step = Step()
+        self._decode(step, share.num_resting)
+        for request, length in _divide(queue, share.num_tokens):
+            if not request.is_admitted:
+                self._admit(request, step)
+            self._read(request, length, step)
+        for entry in candidates:
+            if not entry[2].is_admitted:
+                heapq.heappush(self._waiting, entry)
         return step
 
     def settle(
@@ -163,16 +183,38 @@ class Scheduler:
             step_ms=step_ms,
         )
 
-    def _schedule_prompts(self, step: Step, budget: int) -> None:
-        queue = list(self._prefilling)
-        while budget > 0:
-            request = queue.pop(0) if queue else self._admit(step)
-            if request is None:
-                return
-            share = max(budget // 2, MIN_CHUNK) if queue or self._can_admit() else budget
-            length = min(request.num_unread, share, budget)
-            self._read(request, length, step)
-            budget -= length
+    def _max_resting(self) -> int:
+        """How many streams may sit the next step out: a share of all, none of which did lately."""
+        latest = self._num_scheduled - REST_STEPS
+        first = islice(self._decoding, len(self._decoding) // RESTING_SHARE)
+        return sum(1 for _ in takewhile(lambda stream: stream.rested_at <= latest, first))
+
+    def _decode(self, step: Step, num_resting: int) -> None:
+        """Gives the step its decoding rows. Those that sit it out become the last in turn to do so again."""
+        for stream in list(islice(self._decoding, num_resting)):
+            stream.rested_at = self._num_scheduled
+            self._decoding[stream] = self._decoding.pop(stream)
+        step.num_decoding = len(self._decoding) - num_resting
+        step.draws = list(islice(self._decoding.items(), step.num_decoding))
+        for stream, request in step.draws:
+            stream.num_scheduled += 1
+            if stream.num_scheduled >= request.limit:
+                del self._decoding[stream]
+                self._leaving.append(stream)
+
+    def _candidates(self) -> list[_Waiting]:
+        """Takes from the queue, in order, the requests that slots are free for, as many as could get a piece of the next step."""
+        num_free, num_tokens, found = len(self._free), self._pacer.budget, []
+        while num_tokens > 0 and self._waiting:
+            request = self._waiting[0][2]
+            if request.living and len(request.streams) > num_free:
+                break
+            entry = heapq.heappop(self._waiting)
+            if request.living:
+                found.append(entry)
+                num_free -= len(request.streams)
+                num_tokens -= min(len(request.prompt), MIN_CHUNK)
+        return found
 
     def _read(self, request: Request, length: int, step: Step) -> None:
         """Gives the next `length` tokens of a prompt to the step, and with the last of them its streams' first draws."""
@@ -194,15 +236,7 @@ class Scheduler:
                 self._decoding[stream] = request
         self._leaving += [stream for stream in request.streams if stream not in self._decoding]
 
-    def _can_admit(self) -> bool:
-        while self._waiting and not self._waiting[0][2].living:
-            heapq.heappop(self._waiting)
-        return bool(self._waiting) and len(self._waiting[0][2].streams) <= len(self._free)
-
-    def _admit(self, step: Step) -> Request | None:
-        if not self._can_admit():
-            return None
-        request = heapq.heappop(self._waiting)[2]
+    def _admit(self, request: Request, step: Step) -> None:
         request.is_admitted = True
         self._num_waiting -= len(request.living)
         self._num_waiting_tokens -= len(request.prompt)
@@ -210,7 +244,6 @@ class Scheduler:
             stream.slot = self._free.pop()
         self._prefilling.append(request)
         step.admitted.append(request)
-        return request
 
     def _settle_scores(self, place: int, request: Request, is_bad: bool, settled: Settled) -> None:
         if is_bad:
@@ -260,3 +293,19 @@ class Scheduler:
         if stream.slot >= 0:
             self._free.append(stream.slot)
             stream.slot = -1
+
+
+def _divide(queue: Sequence[Request], num_tokens: int) -> list[tuple[Request, int]]:
+    """Who reads how many of a step's prompt tokens: those that read any."""
+    if not queue or not num_tokens:
+        return []
+    oldest = min(queue, key=lambda request: request.arrival)
+    lengths = {oldest: min(oldest.num_unread, max(num_tokens // OLDEST_SHARE, 1))}
+    left = num_tokens - lengths[oldest]
+    for request in sorted(queue, key=lambda request: (request.priority, request.num_unread, request.arrival)):
+        own = lengths.get(request, 0)
+        length = min(request.num_unread - own, left)
+        if length:
+            lengths[request] = own + length
+            left -= length
+    return list(lengths.items())

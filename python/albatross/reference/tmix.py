@@ -132,7 +132,9 @@ def tmix_prefill(
     *prepared, y = torch.empty(6, *r.shape, dtype=r.dtype, device=r.device).unbind()
     tmix_prepare(k, v, w, a, v_gate, v_first, w0, a0, v0, k_k, k_a, *prepared)
     logit, k, v, minus_kk, b = prepared
-    wkv7_prefill(state, *map(_heads, (r, logit, k, v, minus_kk, b)), cu_seqlens, slots, _heads(y))
+    wkv7_prefill(
+        state, _heads(r), _heads(logit), _heads(k), _heads(v), _heads(minus_kk), _heads(b), cu_seqlens, slots, _heads(y)
+    )
     bounds = cu_seqlens.tolist()
     for begin, end, slot in zip(bounds, bounds[1:], slots.tolist(), strict=False):
         if slot >= 0 and end > begin:
