@@ -179,7 +179,7 @@ __device__ __forceinline__ bool stage_keys(
       key[j] = fmaf(key[j], fmaf(gate[j], k_a[j], -k_a[j]), key[j]);
       bonus = fmaf(receptance[j] * key[j], r_k[j], bonus);
     }
-    const float scale = rsqrtf(squared_length(lane_sum<kPieces>(squares)));
+    const float scale = reciprocal_root(squared_length(lane_sum<kPieces>(squares)));
     bonus = lane_sum<kPieces>(bonus);
     if (piece == 0) stage.bonus[load.first + i] = bonus;
     float out[kPack], from[kPack];

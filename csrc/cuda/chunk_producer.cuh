@@ -95,7 +95,7 @@ class Finisher {
     }
     squares += GPU_SHFL_XOR(squares, kChunk);
     const float unscale = stage.unscale, bonus = stage.bonus[token_] * unscale;
-    const float scale = unscale * rsqrtf(squares * (unscale * unscale) / kHeadSize + kGroupNormEps);
+    const float scale = unscale * reciprocal_root(squares * (unscale * unscale) / kHeadSize + kGroupNormEps);
     __half* const out = static_cast<__half*>(p.out) + row_ * p.out_stride + channel_;
 #pragma unroll
     for (int i = 0; i < kHalfPieces; ++i) {
