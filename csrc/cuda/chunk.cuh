@@ -1,11 +1,10 @@
-// What the producers and the consumers of the chunked kernel (tmix_prefill.cu) share: how a chunk lies in shared memory and in the
+// What producers and consumers of the chunked kernel (tmix_prefill.cu) share: how a chunk lies in shared memory and in the
 // registers of tensor cores, and the numbers' conversions.
 #pragma once
 
 #include "constants.h"
+#include "tensor_core.cuh"
 #include "tmix.h"
-
-#include <tensor_core.cuh>
 
 namespace albatross {
 
@@ -17,7 +16,7 @@ constexpr int kGroups = 32 / kPieces;               // of lanes, each with conse
 constexpr int kTokens = kChunk / kGroups;           // of a lane
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr uint32_t kInfinity = 0x7c00;  // in fp16
-static_assert(kHeadSize == 64 && kGroups == 4 && kTokens == 4 && kMiddle % kTokens == kTokens - 1, "the layout of the producers");
+static_assert(kHeadSize == 64 && kGroups == 4 && kTokens == 4 && kMiddle % kTokens == kTokens - 1, "the producers' layout");
 
 // 16 tokens of 64 fp16 numbers: rows of 128 bytes, whose 16-byte pieces change places by the row, so that eight rows of one
 // column lie in different banks: piece i of row t lies at 128 t + 16 (i ^ t % 8).
@@ -38,13 +37,13 @@ struct alignas(128) Stage {
       float4 y[kHeadSize / 16][kChunk][4];  // Y, [value / 16][token][16 values]
     };
   };
-  float whole[kHeadSize];  // exp(G_C)
+  float4 whole[2][kPieces + 1];  // exp(G_C), of each piece's eight keys the first four, then the others, in other banks
   float bonus[kChunk];     // sum of r k r_k
   float unscale;           // what R was divided by, and with it Y and the bonus
 };
 
-// Where lanes find a tile's numbers, from the tile's beginning. For the four 8x8 matrices of a 16x16 operand a, or of a transposed
-// b: the first 8 rows of the first 16 columns, the second 8, then the next 8 columns.
+// Where lanes find a tile's numbers, from the tile's beginning. For the four 8x8 matrices of a 16x16 operand a, or of a
+// transposed b: the first 8 rows of the first 16 columns, the second 8, then the next 8 columns.
 __device__ __forceinline__ SharedAddress place_a(int lane) { return lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4); }
 // For an operand b whose columns are the tile's rows, or a transposed a: the first 8 rows' 16 columns, then the second 8 rows'.
 __device__ __forceinline__ SharedAddress place_b(int lane) {
@@ -54,8 +53,8 @@ __device__ __forceinline__ SharedAddress place_b(int lane) {
 __device__ __forceinline__ SharedAddress columns(SharedAddress address, int q) { return address ^ (q << 5); }
 // One 16-byte piece.
 __device__ __forceinline__ SharedAddress place_of(int row, int piece) { return row * 128 + ((piece ^ row % 8) << 4); }
-// Of one row of 16 values of Y the fourth that a 16-byte piece is: they change places by the row, for stores of a product's pairs
-// and for loads of eight rows' pieces.
+// Of one row of 16 values of Y in fp32 one of the four 16-byte pieces. They change places by the row, so that neither the stores
+// of a product's pairs nor the loads of eight rows' pieces meet in a bank.
 __device__ __forceinline__ SharedAddress place_of_y(int row, int piece) {
   return row * 64 + ((piece ^ (row & 2) ^ (row >> 2 & 1)) << 4);
 }

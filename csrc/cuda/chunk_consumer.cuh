@@ -35,7 +35,7 @@ __device__ __forceinline__ void advance_chunk(float (&s)[8][4], Stage& stage, in
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float (&part)[4] = s[2 * q + i];
-      const float2 decay = *reinterpret_cast<const float2*>(&stage.whole[(2 * q + i) * 8 + lane % 4 * 2]);
+      const float2 decay = reinterpret_cast<const float2*>(&stage.whole[lane % 4 / 2][2 * q + i])[lane % 2];
       part[0] *= decay.x, part[1] *= decay.y, part[2] *= decay.x, part[3] *= decay.y;
       mma(part, v, k[2 * i], k[2 * i + 1]);
     }
@@ -84,7 +84,9 @@ __device__ __forceinline__ float2 load_pair(const float* source) { return *reint
 __device__ __forceinline__ float2 load_pair(const __half* source) {
   return __half22float2(*reinterpret_cast<const __half2*>(source));
 }
-__device__ __forceinline__ void store_pair(float* target, float x, float y) { *reinterpret_cast<float2*>(target) = make_float2(x, y); }
+__device__ __forceinline__ void store_pair(float* target, float x, float y) {
+  *reinterpret_cast<float2*>(target) = make_float2(x, y);
+}
 __device__ __forceinline__ void store_pair(__half* target, float x, float y) {
   *reinterpret_cast<__half2*>(target) = __floats2half2_rn(x, y);
 }
@@ -115,6 +117,7 @@ __device__ __forceinline__ void consume(float (&s)[8][4], int num_chunks, int wa
   int stage = 0, parity = 0;
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     wait_barrier(address_of(&shared.full[stage]), parity);
+    __syncwarp();  // lanes may leave the wait one after the other; ldmatrix and mma want them together
     advance_chunk(s, shared.stages[stage], warp, lane);
     __syncwarp();
     if (lane == 0) arrive(address_of(&shared.empty[stage]));

@@ -31,8 +31,8 @@ struct Span {
   int count;
 };
 
-// A lane's piece of its tokens in one matrix. In the place of tokens that a chunk lacks stands its last one, so that all loads are
-// alike and on their way at once; whoever uses them takes from those all by which they would change the state.
+// A lane's piece of its tokens in one matrix. In the place of tokens that a chunk lacks stands its last one, so that all loads
+// are alike and on their way at once; whoever uses them takes from those all by which they would change the state.
 struct RowLoader {
   const TmixPrefillParams& p;
   const Span span;
@@ -68,8 +68,9 @@ constexpr uint32_t kScoreB = kScoreR + sizeof(Tile), kScoreK = kScoreB + sizeof(
 // The same piece i rows further on, from a row that is a multiple of 4, i less than 4.
 __device__ __forceinline__ SharedAddress next_row(SharedAddress address, int i) { return (address ^ (i << 4)) + i * 128; }
 
-// Powers of two that keys and receptances are multiplied by, so that K and R are within fp16's range, and values divided by the first:
-// 1 but for numbers near a thousand and beyond.
+// Powers of two that keys and receptances are multiplied by, so that K and R are within fp16's range, and values divided by the
+// first: 1 but for numbers near a thousand and beyond. Values must be within fp16 even so: |k v| to about 2^31, which no state of
+// fp16 holds.
 struct Scales {
   float key = 1.0f, receptance = 1.0f;
 };
@@ -152,9 +153,8 @@ __device__ __forceinline__ bool stage_keys(
     float whole[kPack];
 #pragma unroll
     for (int j = 0; j < kPack; ++j) whole[j] = early[j] * rest[j];
-    float4* const target = reinterpret_cast<float4*>(stage.whole + piece * kPack);
-    target[0] = make_float4(whole[0], whole[1], whole[2], whole[3]);
-    target[1] = make_float4(whole[4], whole[5], whole[6], whole[7]);
+    stage.whole[0][piece] = make_float4(whole[0], whole[1], whole[2], whole[3]);
+    stage.whole[1][piece] = make_float4(whole[4], whole[5], whole[6], whole[7]);
   }
 
   float before[kPack];  // exp(G_(t-1) - G_m)

@@ -1,13 +1,13 @@
-// The producers of the chunked kernel (tmix_prefill.cu): all that does not depend on the state, and from Y to what the output matrix
-// multiplies.
+// The producers of the chunked kernel (tmix_prefill.cu): all that does not depend on the state, and from Y to what the output
+// matrix multiplies.
 #pragma once
 
 #include "chunk_inputs.cuh"
 
 namespace albatross {
 
-// The 16x16 products of A, R, B and K, by one warp, in their place. T is (I + L)(I + L^2)(I + L^4)(I + L^8) for the strictly lower
-// L = tril(A B^T, -1): the sum is carried in float, the factors are rounded.
+// The 16x16 products of A, R, B and K, by one warp, in their place. T = (I - L)^-1 is (I + L)(I + L^2)(I + L^4)(I + L^8), since
+// the 16th power of a strictly lower L is zero: the sum is carried in float, the factors are rounded.
 __device__ __forceinline__ void multiply_scores(Stage& stage, int lane) {
   const SharedAddress at_a = address_of(&stage.scores) + place_a(lane), at_b = address_of(&stage.scores) + place_b(lane);
   constexpr uint32_t kTile = sizeof(Tile);

@@ -1,5 +1,5 @@
-// What a warp asks of the tensor cores by way of shared memory, and barriers between warps. CUDA alone: csrc/hip has no twin, since
-// the kernels that include this are not built there.
+// What a warp asks of the tensor cores by way of shared memory, and barriers between warps. CUDA alone: csrc/hip has no twin,
+// since the kernels that include this are not built there.
 #pragma once
 
 #include "common.cuh"
@@ -62,16 +62,8 @@ __device__ __forceinline__ uint4 load_shared(SharedAddress source) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(source) : "memory");
   return v;
 }
-__device__ __forceinline__ uint32_t load_shared_word(SharedAddress source) {
-  uint32_t value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(source) : "memory");
-  return value;
-}
 __device__ __forceinline__ void store_shared(SharedAddress target, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(target), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ __forceinline__ void store_shared_word(SharedAddress target, uint32_t value) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(target), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_pair(SharedAddress target, float low, float high) {
@@ -81,7 +73,7 @@ __device__ __forceinline__ void store_shared_pair(SharedAddress target, float lo
 // The largest over a warp, in all of its lanes.
 __device__ __forceinline__ uint32_t reduce_max(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
 
-// The larger absolute of both pairs of halves; not a number counts as none.
+// Of each pair of halves the larger: x, which is not negative, or the absolute of y. What is not a number loses.
 __device__ __forceinline__ uint32_t larger(uint32_t x, uint32_t y) {
   uint32_t result;
   asm("{ .reg .b32 size; abs.f16x2 size, %2; max.f16x2 %0, %1, size; }" : "=r"(result) : "r"(x), "r"(y));

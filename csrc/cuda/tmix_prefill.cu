@@ -1,19 +1,20 @@
 // Time mixing over packed sequences, from the raw products of the mixed inputs to what the output matrix multiplies, a chunk of
 // 16 tokens at a time on tensor cores. Called by csrc/tmix.cpp; knows nothing of torch. The law stands in tmix_decode.cu.
 //
-// Within a chunk let G_t be the sum of the log decays up to token t, m its middle and C its last token, a = -kk, b = kk A, and
+// Within a chunk let G_t be the sum of the log decays up to token t, m its middle, C its last token, a = -kk, b = kk times the
+// gate of a, and
 //   A = a exp(G_(t-1) - G_m)   R = r exp(G_t - G_m)   B = b exp(G_m - G_t)   K = k exp(G_m - G_t)          [16 token, 64 key]
-//   T = (I - tril(A B^T, -1))^-1     tril(A K^T, -1)     tril(R B^T)     tril(R K^T)                       [16, 16]
+//   L = tril(A B^T, -1)     T = (I - L)^-1     tril(A K^T, -1)     tril(R B^T)     tril(R K^T)             [16, 16]
 // none of which depends on the state. Then, with S0 the state [64 value, 64 key] before the chunk,
 //   U = T (A exp(G_m) S0^T + tril(A K^T, -1) V)     Y = R exp(G_m) S0^T + tril(R K^T) V + tril(R B^T) U
 //   S = S0 diag(exp(G_C)) + V^T (K exp(G_C - G_m)) + U^T (B exp(G_C - G_m))
-// Operands are rounded to fp16, sums and the state are fp32. A log decay is above -0.607, so A and B stay within fp16 at any decay,
-// and K and R for keys to 935 and receptances to 938; for larger ones a chunk is scaled by powers of two.
+// Operands are rounded to fp16, sums and the state are fp32. A log decay is above -0.607, so A and B stay within fp16 at any
+// decay, and K and R for keys to 511 and receptances to 938; for larger ones a chunk is scaled by powers of two.
 //
-// A block takes one head of one sequence. Its producer warps make the upper lines for chunks ahead, each for every kProducers-th
-// chunk, in a stage of shared memory of its own. Four consumer warps hold 16 value rows of the state each, from the first token to
-// the last: the rows need nothing of each other, and every product lies in the registers as the next one's operand wants it. A
-// producer that gets its stage back finds Y there, and ends what it began: group norm, bonus and gate.
+// A block takes one head of one sequence. Its producer warps make the upper lines for chunks ahead, each for every
+// kProducers-th chunk, in a stage of shared memory of its own. Four consumer warps hold 16 value rows of the state each, from the
+// first token to the last: the rows need nothing of each other, and every product lies in the registers as the next one's operand
+// wants it. A producer that gets its stage back finds Y there, and ends what it began: group norm, bonus and gate.
 #include "chunk_consumer.cuh"
 #include "chunk_producer.cuh"
 #include "launch.cuh"
@@ -25,11 +26,13 @@ inline namespace tmix_prefill_file {
 
 // Grid (rows, heads). Moves, per head: the state once in and once out, and per token eight vectors in, one out.
 template <typename State, int kProducers>
-__global__ void __launch_bounds__(32 * (kConsumers + kProducers)) tmix_prefill_kernel(const __grid_constant__ TmixPrefillParams p) {
+__global__ void __launch_bounds__(32 * (kConsumers + kProducers))
+tmix_prefill_kernel(const __grid_constant__ TmixPrefillParams p) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared<kProducers>& shared = *reinterpret_cast<Shared<kProducers>*>(raw);
   const int64_t row = blockIdx.x, head = blockIdx.y;
-  const int warp = GPU_SHFL(static_cast<int>(threadIdx.x / 32), 0), lane = threadIdx.x % 32;  // the same in a warp, as the compiler sees
+  const int lane = threadIdx.x % 32;
+  const int warp = GPU_SHFL(static_cast<int>(threadIdx.x / 32), 0);  // so that the compiler knows it for the same in all lanes
   load_constants(p, head, shared.constants);
   if (threadIdx.x < kProducers) {
     init_barrier(address_of(&shared.full[threadIdx.x]), 1);

@@ -1,8 +1,24 @@
-"""Installations and working copies that are made up, for tests of the choice among native libraries."""
+"""Installations and working copies that are made up, for tests of the choice among native libraries; CUDA kernels built for this
+processor.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from cuda_host_cases import HostKernels
+
+
+@pytest.fixture(scope="session")
+def host_kernels(tmp_path_factory: pytest.TempPathFactory) -> "HostKernels":
+    from cuda_host_cases import HostKernels, missing_tool
+
+    reason = missing_tool()
+    if reason is not None:
+        pytest.skip(reason)
+    return HostKernels(tmp_path_factory.mktemp("cuda_host"))
 
 
 @pytest.fixture
