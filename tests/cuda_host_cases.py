@@ -110,8 +110,9 @@ class HostKernels:
         slots: list[int],
         out: torch.Tensor,
         num_producers: int = 8,
+        num_blocks: int = 1,
     ) -> None:
-        """As the op: pool [S, H, 64, 64] and out [T, C] are written."""
+        """As the op: pool [S, H, 64, 64] and out [T, C] are written. num_blocks: that the card holds at once."""
         places, ends = (torch.tensor(x, dtype=torch.int32) for x in (slots, bounds(lengths)))
         given: Tensors = {**tensors, "state": pool, "slots": places, "cu_seqlens": ends, "out": out}
         params = PrefillParams()
@@ -123,7 +124,7 @@ class HostKernels:
         params.state_dtype = (torch.float16, torch.float32).index(pool.dtype)
         params.out_stride, params.num_tokens, params.num_rows = out.stride(0), out.shape[0], len(slots)
         size = ctypes.c_size_t(ctypes.sizeof(params))
-        raise_error(self._library.emu_tmix_prefill(ctypes.byref(params), size, ROOMS[num_producers]))
+        raise_error(self._library.emu_tmix_prefill(ctypes.byref(params), size, ROOMS[num_producers], num_blocks))
 
     def conflicts(self) -> dict[str, int]:
         """Passes of shared memory that were too many, by the function that asked for them; forgets them."""

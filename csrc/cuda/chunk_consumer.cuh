@@ -1,7 +1,8 @@
 // The consumers of the chunked kernel (tmix_prefill.cu): the state, from the first token to the last.
 #pragma once
 
-#include "chunk.cuh"
+#include "chunk_rows.cuh"
+#include "wkv7.cuh"
 
 #include <cstddef>
 
@@ -111,17 +112,25 @@ __device__ __forceinline__ void store_rows(State* rows, int lane, const float (&
   }
 }
 
-// A consumer's way through all chunks.
-template <int kProducers>
-__device__ __forceinline__ void consume(float (&s)[8][4], int num_chunks, int warp, int lane, Shared<kProducers>& shared) {
+// A consumer's way through the block's rows.
+template <typename State, int kProducers>
+__device__ __forceinline__ void consume(
+    const TmixPrefillParams& p, int64_t head, int warp, int lane, Shared<kProducers>& shared) {
   int stage = 0, parity = 0;
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    wait_barrier(address_of(&shared.full[stage]), parity);
-    __syncwarp();  // lanes may leave the wait one after the other; ldmatrix and mma want them together
-    advance_chunk(s, shared.stages[stage], warp, lane);
-    __syncwarp();
-    if (lane == 0) arrive(address_of(&shared.empty[stage]));
-    if (++stage == kProducers) stage = 0, parity ^= 1;
+  Row row;
+  for (RowWalk walk(p, lane); walk.next(row);) {
+    State* const state = head_state<State>(p.state, p.state_stride, p.num_slots, row.slot, head) + warp * 16 * kHeadSize;
+    float s[8][4];
+    load_rows(state, lane, s);
+    for (int left = row.num_chunks(); left > 0; --left) {
+      wait_barrier(address_of(&shared.full[stage]), parity);
+      __syncwarp();  // lanes may leave the wait one after the other; ldmatrix and mma want them together
+      advance_chunk(s, shared.stages[stage], warp, lane);
+      __syncwarp();
+      if (lane == 0) arrive(address_of(&shared.empty[stage]));
+      if (++stage == kProducers) stage = 0, parity ^= 1;
+    }
+    store_rows(state, lane, s);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "chunk_inputs.cuh"
+#include "chunk_rows.cuh"
 
 namespace albatross {
 
@@ -119,36 +120,36 @@ class Finisher {
   bool is_there_;
 };
 
-// A producer's way through the chunks that are its own.
+// A producer's way through the chunks of the block's rows: every kProducers-th, counted through all rows, is its own.
 template <int kProducers>
 __device__ __forceinline__ void produce(
-    const TmixPrefillParams& p, int64_t begin, int64_t end, int64_t head, int producer, int lane, Shared<kProducers>& shared) {
+    const TmixPrefillParams& p, int64_t head, int producer, int lane, Shared<kProducers>& shared) {
   const SharedAddress full = address_of(&shared.full[producer]), empty = address_of(&shared.empty[producer]);
   Stage& stage = shared.stages[producer];
-  constexpr int64_t kStride = kProducers * kChunk;
-  const auto span_at = [&](int64_t first) {
-    return Span{first, static_cast<int>(end - first < kChunk ? end - first : kChunk)};
-  };
-  Finisher finisher;
-  int parity = 0;
-  int64_t first = begin + producer * kChunk;
-  if (first >= end) return;
-  prefetch(p, span_at(first), head, lane);
-  while (true) {
-    const int64_t next = first + kStride;
-    const RowLoader load{p, span_at(first), head, lane % kPieces, lane / kPieces * kTokens};
-    stage_chunk(load, shared.constants, stage, lane);
-    __syncwarp();
-    multiply_scores(stage, lane);
-    __syncwarp();
-    if (lane == 0) arrive(full);
-    if (next < end) prefetch(p, span_at(next), head, lane);
-    finisher.load(p, span_at(first), head, lane);
-    wait_barrier(empty, parity);
-    finisher.run(p, stage, shared.constants);
-    if (next >= end) return;
-    __syncwarp();
-    first = next, parity ^= 1;
+  int parity = 0, next = producer;  // chunks up to the next that is its own
+  Row row;
+  for (RowWalk walk(p, lane); walk.next(row);) {
+    const int num_chunks = row.num_chunks();
+    const auto span_at = [&](int chunk) {
+      const int first = row.begin + chunk * kChunk;
+      return Span{first, min(row.end - first, kChunk)};
+    };
+    for (; next < num_chunks; next += kProducers, parity ^= 1) {
+      const Span span = span_at(next);
+      const RowLoader load{p, span, head, lane % kPieces, lane / kPieces * kTokens};
+      stage_chunk(load, shared.constants, stage, lane);
+      __syncwarp();
+      multiply_scores(stage, lane);
+      __syncwarp();
+      if (lane == 0) arrive(full);
+      if (next + kProducers < num_chunks) prefetch(p, span_at(next + kProducers), head, lane);
+      Finisher finisher;
+      finisher.load(p, span, head, lane);
+      wait_barrier(empty, parity);
+      finisher.run(p, stage, shared.constants);
+      __syncwarp();
+    }
+    next -= num_chunks;
   }
 }
 

@@ -11,7 +11,7 @@
 // Operands are rounded to fp16, sums and the state are fp32. A log decay is above -0.607, so A and B stay within fp16 at any
 // decay, and K and R for keys to 511 and receptances to 938; for larger ones a chunk is scaled by powers of two.
 //
-// A block takes one head of one sequence. Its producer warps make the upper lines for chunks ahead, each for every
+// A block takes one head of some of the sequences, one after the other. Its producer warps make the upper lines for chunks ahead, each for every
 // kProducers-th chunk, in a stage of shared memory of its own. Four consumer warps hold 16 value rows of the state each, from the
 // first token to the last: the rows need nothing of each other, and every product lies in the registers as the next one's operand
 // wants it. A producer that gets its stage back finds Y there, and ends what it began: group norm, bonus and gate.
@@ -19,18 +19,18 @@
 #include "chunk_producer.cuh"
 #include "launch.cuh"
 #include "tmix.h"
-#include "wkv7.cuh"
 
 namespace albatross {
 inline namespace tmix_prefill_file {
 
-// Grid (rows, heads). Moves, per head: the state once in and once out, and per token eight vectors in, one out.
+// Grid (blocks of a head, heads). Moves, per head: the states once in and once out, and per token eight vectors in, one out. The
+// blocks share a head's rows among them: there are as many as the card holds, not as many as the padded number of rows.
 template <typename State, int kProducers>
 __global__ void __launch_bounds__(32 * (kConsumers + kProducers))
 tmix_prefill_kernel(const __grid_constant__ TmixPrefillParams p) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared<kProducers>& shared = *reinterpret_cast<Shared<kProducers>*>(raw);
-  const int64_t row = blockIdx.x, head = blockIdx.y;
+  const int64_t head = blockIdx.y;
   const int lane = threadIdx.x % 32;
   const int warp = GPU_SHFL(static_cast<int>(threadIdx.x / 32), 0);  // so that the compiler knows it for the same in all lanes
   load_constants(p, head, shared.constants);
@@ -41,27 +41,21 @@ tmix_prefill_kernel(const __grid_constant__ TmixPrefillParams p) {
   __syncthreads();
   wait_for_inputs();
   allow_dependents();
-  const int slot = p.slots[row];
-  const int64_t begin = p.cu_seqlens[row], end = p.cu_seqlens[row + 1];
-  if (slot < 0 || begin >= end) return;
-  if (begin < 0 || end > p.num_tokens) GPU_TRAP();
-  if (warp >= kConsumers) {
-    produce(p, begin, end, head, warp - kConsumers, lane, shared);
-    return;
+  if (warp < kConsumers) {
+    consume<State>(p, head, warp, lane, shared);
+  } else {
+    produce(p, head, warp - kConsumers, lane, shared);
   }
-  State* const rows = head_state<State>(p.state, p.state_stride, p.num_slots, slot, head) + warp * 16 * kHeadSize;
-  float s[8][4];
-  load_rows(rows, lane, s);
-  consume(s, static_cast<int>((end - begin + kChunk - 1) / kChunk), warp, lane, shared);
-  store_rows(rows, lane, s);
 }
 
 template <typename State, int kProducers>
 const char* prefill(const TmixPrefillParams& p, gpu_stream_t stream) {
   constexpr int kThreads = 32 * (kConsumers + kProducers), kBytes = sizeof(Shared<kProducers>);
   const auto kernel = tmix_prefill_kernel<State, kProducers>;
-  if (resident_blocks(kernel, kThreads, kBytes) == 0) return launch_error();
-  const dim3 grid(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(p.num_heads));
+  const int64_t num_blocks = resident_blocks(kernel, kThreads, kBytes);
+  if (num_blocks == 0) return launch_error();
+  const int64_t of_a_head = num_blocks < 2 * p.num_heads ? 1 : num_blocks / p.num_heads;
+  const dim3 grid(static_cast<unsigned>(of_a_head < p.num_rows ? of_a_head : p.num_rows), static_cast<unsigned>(p.num_heads));
   return launch_dependent(kernel, grid, kThreads, kBytes, stream, p);
 }
 

@@ -26,10 +26,11 @@ def kernels(host_kernels: HostKernels) -> HostKernels:
 
 
 def prefill(
-    kernels: HostKernels, pool: torch.Tensor, tensors: Tensors, lengths: list[int], slots: list[int], num_producers: int = 8
+    kernels: HostKernels, pool: torch.Tensor, tensors: Tensors, lengths: list[int], slots: list[int], *card: int
 ) -> torch.Tensor:
+    """card: numbers of producers and of blocks, see `HostKernels.tmix_prefill`."""
     out = poisoned(tensors)
-    kernels.tmix_prefill(pool, tensors, lengths, slots, out, num_producers)
+    kernels.tmix_prefill(pool, tensors, lengths, slots, out, *card)
     return out
 
 
@@ -88,6 +89,27 @@ def test_packed_rows_agree_with_the_oracle_whatever_the_order(kernels: HostKerne
     assert error(out[:120], expected_out[:120]) < LIMIT
     assert (out[120:] == SENTINEL).all()
     assert torch.equal(state[[4, 5]], pool[[4, 5]])
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 4, 5, 6, 40, 1000])
+def test_any_number_of_blocks_shares_the_rows(kernels: HostKernels, num_blocks: int) -> None:
+    """More than 32 rows, most of them padding, as in a step that was captured for many."""
+    lengths, slots = [0] * 75, [-1] * 75
+    for slot, (row, length) in enumerate({0: 3, 1: 40, 30: 1, 31: 17, 32: 16, 33: 150, 63: 2, 64: 33, 74: 20}.items()):
+        lengths[row], slots[row] = length, slot
+    lengths[5] = 30  # of a row that is padding
+    pool, tensors = make_pool(10, HEADS, torch.float16), make_chunks(sum(lengths), HEADS)
+    expected_pool, expected_out = oracle_prefill(pool, tensors, lengths, slots)
+    alone, together = pool.clone(), pool.clone()
+    expected = prefill(kernels, alone, tensors, lengths, slots)
+
+    out = prefill(kernels, together, tensors, lengths, slots, 4, num_blocks)
+
+    assert torch.equal(out.nan_to_num(SENTINEL), expected.nan_to_num(SENTINEL))
+    assert torch.equal(together, alone)
+    assert error(together, expected_pool) < LIMIT
+    assert error(out, expected_out) < LIMIT
+    assert torch.equal(out.isnan(), expected_out.isnan())
 
 
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)

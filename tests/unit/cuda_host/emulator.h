@@ -33,7 +33,7 @@ struct Index3 {
 };
 
 // Returns nullptr, or what the kernel did wrong: the text is good until the next call.
-const char* run_block(const std::function<void()>& kernel, int num_threads, size_t shared_bytes, Index3 block);
+const char* run_block(const std::function<void()>& kernel, int num_threads, size_t shared_bytes, Index3 block, Index3 grid);
 
 // What accesses to shared memory cost beyond one pass of 128 bytes after the other, one place in the code a line: its offset in
 // this library, "load" or "store", the bytes of a lane, and the passes that were too many. Counts a block from its first
@@ -46,6 +46,7 @@ void forget_conflicts();
 [[noreturn]] void fail(const std::string& what);
 Index3 thread_index();
 Index3 block_index();
+Index3 grid_size();
 
 void touch(const void* address, int bytes, bool is_write, const void* place);
 void copy(void* target, const void* source, int bytes);  // one load and one store
@@ -58,6 +59,7 @@ void sync_threads();
 void sync_warp();
 uint32_t shuffle(uint32_t value, int source_lane);
 uint32_t reduce_max(uint32_t value);
+uint32_t reduce_or(uint32_t value);
 uint32_t transpose(uint32_t matrix);                                             // movmatrix
 void load_matrices(uint32_t (&m)[4], SharedAddress row, bool is_transposed);     // ldmatrix .x4
 void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);  // mma.m16n8k16, fp16 to fp32

@@ -46,11 +46,13 @@ void allow_tensors(const TmixPrefillParams& p) {
 }  // namespace
 }  // namespace albatross
 
-// Params as csrc/cuda/tmix.h has them, and what a block of the card may have. Returns nullptr, or what the kernel did wrong.
-extern "C" const char* emu_tmix_prefill(const albatross::TmixPrefillParams* params, size_t params_bytes, int shared_bytes) {
+// Params as csrc/cuda/tmix.h has them, what a block of the card may have, and how many blocks it holds. Returns nullptr, or what the
+// kernel did wrong.
+extern "C" const char* emu_tmix_prefill(
+    const albatross::TmixPrefillParams* params, size_t params_bytes, int shared_bytes, int num_blocks) {
   if (params_bytes != sizeof *params) return "tests/cuda_host_cases.py has other params than csrc/cuda/tmix.h";
   emu::shared_memory = albatross::raw;
-  albatross::shared_bytes = shared_bytes;
+  albatross::shared_bytes = shared_bytes, albatross::num_blocks = num_blocks;
   albatross::allow_tensors(*params);
   return albatross::launch_tmix_prefill(*params, nullptr);
 }

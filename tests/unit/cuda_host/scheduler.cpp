@@ -45,7 +45,7 @@ std::vector<Fiber> fibers;
 unsigned char* stacks;
 void* scheduler_stack;
 const std::function<void()>* body;
-Index3 block;
+Index3 block, grid;
 std::string failure;
 int turn, num_waiting_for_all, generation;
 uint64_t random_state;
@@ -140,6 +140,7 @@ void fail(const std::string& what) {
 
 Index3 thread_index() { return {static_cast<unsigned>(current), 0, 0}; }
 Index3 block_index() { return block; }
+Index3 grid_size() { return grid; }
 
 Event now() { return {current, fibers[current].clock[current]}; }
 bool happened_before(const Event& event, int thread) {
@@ -182,7 +183,7 @@ void sync_threads() {
   wait_until([own] { return generation != own; });  // who came last has no advantage
 }
 
-const char* run_block(const std::function<void()>& kernel, int threads, size_t shared_bytes, Index3 index) {
+const char* run_block(const std::function<void()>& kernel, int threads, size_t shared_bytes, Index3 index, Index3 size) {
   if (stacks == nullptr) {
     void* const memory = mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return "no memory for the stacks of a block";
@@ -190,7 +191,7 @@ const char* run_block(const std::function<void()>& kernel, int threads, size_t s
   }
   if (threads % kWarp != 0 || threads > kMaxThreads) return "a block must have whole warps, at most 1,024 threads";
   if (shared_bytes > kMaxShared) return "more shared memory than a block may have";
-  num_threads = threads, body = &kernel, block = index, failure.clear();
+  num_threads = threads, body = &kernel, block = index, grid = size, failure.clear();
   turn = num_waiting_for_all = generation = 0;
   random_state = (options.seed + 1) * 0x9e3779b97f4a7c15ull + index.x * 977 + index.y;
   begin_memory(shared_bytes), begin_barriers(), begin_warps(), begin_banks();

@@ -64,6 +64,12 @@ const Operation kReduceMax{"a maximum", [](const Lanes& lanes, int) {
   for (int lane = 0; lane < kWarp; ++lane) of<uint32_t>(lanes, lane) = largest;
 }};
 
+const Operation kReduceOr{"a ballot", [](const Lanes& lanes, int) {
+  uint32_t all = 0;
+  for (int lane = 0; lane < kWarp; ++lane) all |= of<uint32_t>(lanes, lane);
+  for (int lane = 0; lane < kWarp; ++lane) of<uint32_t>(lanes, lane) = all;
+}};
+
 const Operation kSyncWarp{"__syncwarp", [](const Lanes&, int first_thread) { join_clocks(first_thread, kWarp); }};
 
 // An 8x8 matrix of 16-bit numbers lies over a warp: lane 4 g + t holds of row g the columns 2t and 2t + 1.
@@ -153,6 +159,11 @@ uint32_t shuffle(uint32_t value, int source_lane) {
 
 uint32_t reduce_max(uint32_t value) {
   meet(kReduceMax, &value);
+  return value;
+}
+
+uint32_t reduce_or(uint32_t value) {
+  meet(kReduceOr, &value);
   return value;
 }
 

@@ -4,11 +4,8 @@
 
 #include "emulator.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-
-using std::min;
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define __host__
@@ -22,6 +19,7 @@ using std::min;
 #define __launch_bounds__(...)
 #define threadIdx emu::thread_index()
 #define blockIdx emu::block_index()
+#define gridDim emu::grid_size()
 #define __trap() emu::fail("the kernel stopped itself")
 #define __syncthreads() emu::sync_threads()
 #define __syncwarp() emu::sync_warp()
@@ -77,6 +75,7 @@ ALWAYS_INLINE void __stwb(T* target, const T& value) {
   *target = value;
 }
 
+inline int min(int x, int y) { return x < y ? x : y; }  // by value, as CUDA's
 inline uint32_t __float_as_uint(float number) {
   uint32_t bits;
   std::memcpy(&bits, &number, sizeof bits);
@@ -109,6 +108,12 @@ template <typename T>
 T __shfl_sync(unsigned mask, T value, int lane) {
   return emu::shuffled(mask, value, lane % emu::kWarp);
 }
+inline uint32_t __ballot_sync(unsigned mask, bool value) {
+  if (mask != 0xffffffffu) emu::fail("a ballot of part of a warp");
+  return emu::reduce_or(static_cast<uint32_t>(value) << emu::lane_index());
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return emu::shuffled(mask, value, emu::lane_index() ^ lanes);

@@ -5,7 +5,8 @@
 
 namespace albatross {
 
-inline int shared_bytes = 0;  // that a block of the card may have; the caller's choice
+// Of the card, by the caller's choice: what a block may have, and how many blocks of any kernel run at once.
+inline int shared_bytes = 0, num_blocks = 1;
 
 inline void wait_for_inputs() {}
 inline void allow_dependents() {}
@@ -13,7 +14,7 @@ inline int shared_memory() { return shared_bytes; }
 
 template <typename Params>
 int resident_blocks(void (*)(Params), int, int bytes) {
-  return bytes <= shared_bytes ? 1 : 0;
+  return bytes <= shared_bytes ? num_blocks : 0;
 }
 
 template <typename Params>
@@ -22,7 +23,7 @@ const char* launch_dependent(void (*kernel)(Params), dim3 grid, int threads, siz
   const auto run = [&]() __attribute__((no_sanitize("thread"))) { kernel(params); };
   for (unsigned x = 0; x < grid.x; ++x) {
     for (unsigned y = 0; y < grid.y; ++y) {
-      const char* const error = emu::run_block(run, threads, bytes, {x, y, 0});
+      const char* const error = emu::run_block(run, threads, bytes, {x, y, 0}, {grid.x, grid.y, grid.z});
       if (error != nullptr) return error;
     }
   }
