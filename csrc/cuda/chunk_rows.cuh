@@ -12,8 +12,8 @@ struct Row {
   __device__ __forceinline__ int num_chunks() const { return (end - begin + kChunk - 1) / kChunk; }
 };
 
-// Goes through every gridDim.x-th of the rows that have tokens and a slot, in their order, from the blockIdx.x-th on. All lanes of
-// a warp go together; each warp finds the rows for itself, so that none waits for another.
+// Goes through every gridDim.x-th of the rows that have tokens and a slot, in their order, from the blockIdx.x-th on. All lanes
+// of a warp go together; each warp finds the rows for itself, so that none waits for another.
 class RowWalk {
  public:
   __device__ __forceinline__ RowWalk(const TmixPrefillParams& p, int lane)

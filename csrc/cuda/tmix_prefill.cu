@@ -11,11 +11,11 @@
 // Operands are rounded to fp16, sums and the state are fp32. A log decay is above -0.607, so A and B stay within fp16 at any
 // decay, and K and R for keys to 511 and receptances to 938; for larger ones a chunk is scaled by powers of two.
 //
-// A block takes one head of some of the sequences, one after the other. Its producer warps make the upper lines for chunks ahead,
-// each for every kProducers-th chunk, in a stage of shared memory of its own. Four consumer warps hold 16 value rows of the state
-// each, from a sequence's first token to its last: the rows need nothing of each other, and every product lies in the registers as
-// the next one's operand wants it. A producer that gets its stage back finds Y there, and ends what it began: group norm, bonus and
-// gate.
+// A block takes one head of some of the sequences, one after the other. Its producer warps make the upper lines for chunks
+// ahead, each for every kProducers-th chunk, in a stage of shared memory of its own. Four consumer warps hold 16 value rows of
+// the state each, from a sequence's first token to its last: the rows need nothing of each other, and every product lies in the
+// registers as the next one's operand wants it. A producer that gets its stage back finds Y there, and ends what it began:
+// group norm, bonus and gate.
 #include "chunk_consumer.cuh"
 #include "chunk_producer.cuh"
 #include "launch.cuh"
