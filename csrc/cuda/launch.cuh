@@ -30,10 +30,8 @@ __device__ __forceinline__ void allow_dependents() {
 
 #if defined(__HIP__) || defined(__HIPCC__)
 constexpr auto kMultiprocessorCount = hipDeviceAttributeMultiprocessorCount;
-constexpr auto kSharedMemory = hipDeviceAttributeMaxSharedMemoryPerBlock;
 #else
 constexpr auto kMultiprocessorCount = cudaDevAttrMultiProcessorCount;
-constexpr auto kSharedMemory = cudaDevAttrMaxSharedMemoryPerBlockOptin;
 
 // Whether the present card runs code in which `wait_for_inputs` waits: not where it runs what was compiled for an older one.
 // One look at any kernel of the library answers for all.
@@ -63,7 +61,9 @@ int card_attribute(Attribute attribute) {
              : 0;
 }
 inline int multiprocessors() { return card_attribute(kMultiprocessorCount); }
-inline int shared_memory() { return card_attribute(kSharedMemory); }  // bytes that a block may have
+#if !defined(__HIP__) && !defined(__HIPCC__)
+inline int shared_memory() { return card_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }  // bytes that a block may have
+#endif
 
 // How many blocks of a kernel the present card holds at once, or 0 with an error left for launch_error. Asked once for each kernel
 // and card; also allows the kernel as much shared memory as is named here.

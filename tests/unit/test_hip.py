@@ -15,7 +15,8 @@ from albatross import constants
 ROOT = Path(__file__).parents[2]
 HOST = Path(__file__).parent / "hip_host"
 COMPILERS = {"gfx90a": "hipcc", "gfx1030": "hipcc", "gfx1100": "clang-19", "gfx942": "clang-19"}
-KERNELS = sorted(path.name for path in (ROOT / "csrc" / "cuda").glob("*.cu"))
+CUDA_ALONE = {"tmix_prefill.cu"}
+KERNELS = sorted({path.name for path in (ROOT / "csrc" / "cuda").glob("*.cu")} - CUDA_ALONE)
 # The width of a wave, and the macro by which a compiler names the card: one each for every way to multiply in csrc/hip/mma.cuh,
 # and for both widths without matrix instructions.
 CARDS = {
