@@ -12,6 +12,7 @@ __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 }
 
 namespace std {
-// Called by new[] of too many elements; libstdc++ exports it since gcc 11. exports.map keeps it from others.
-void __throw_bad_array_new_length() { throw bad_array_new_length(); }
+// Called by new[] of too many elements; libstdc++ exports it since gcc 11. exports.map keeps it from others. Weak, so that a
+// compiler that has libstdc++ as an archive alone takes the archive's.
+__attribute__((weak)) void __throw_bad_array_new_length() { throw bad_array_new_length(); }
 }  // namespace std
