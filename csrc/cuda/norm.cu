@@ -75,8 +75,8 @@ class MixBlock {
   // Tokens first .. end - 1 in order, so that one token's y is there as the next one's predecessor.
   __device__ __forceinline__ void run(int64_t first, int64_t end) {
     Y before;
+    norm_.load(first);
     for (int64_t token = first; token < end; ++token) {
-      norm_.load(token);
       const Place place(p_, token);
       const bool begins_row = token == place.begin, has_state = begins_row && place.slot >= 0;
       Io* const shift = static_cast<Io*>(p_.shift) + place.slot * p_.shift_stride;
@@ -94,6 +94,7 @@ class MixBlock {
       if (!needs_last) other = y;
       // Nobody but this block reads or writes these channels of the slot, and it has read them.
       if (has_state) store_shift(shift, other);
+      if (token + 1 < end) norm_.load(token + 1);  // on its way while this one is mixed
       mix(token, before, y);
       before = y;
     }

@@ -2,6 +2,8 @@
 registry.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tmix_cases import (
@@ -29,6 +31,7 @@ from tmix_cases import (
 from wkv7_cases import SENTINEL, make_pool, relative_error, tolerance
 
 from albatross import ops
+from albatross.ops.tmix import prefill_by_scan
 
 DTYPES = [torch.float16, torch.float32]
 HEADS = 3
@@ -67,15 +70,19 @@ def norm_mix(tensors: Tensors, shift: torch.Tensor, lengths: list[int], slots: l
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_prefill_agrees_with_the_oracle_and_leaves_padding_and_what_follows_alone(dtype: torch.dtype, is_gated: bool) -> None:
+@pytest.mark.parametrize(
+    ("op", "dtype"), [*((ops.tmix_prefill, dtype) for dtype in DTYPES), (prefill_by_scan, torch.float32)]
+)
+def test_prefill_agrees_with_the_oracle_and_leaves_padding_and_what_follows_alone(
+    dtype: torch.dtype, is_gated: bool, op: Callable[..., None]
+) -> None:
     lengths, slots = [17, 0, 1, 5, 40], [3, 0, 1, -1, 6]
     pool, tensors = make_pool(8, HEADS, dtype), make_tmix(sum(lengths) + 2, HEADS, dtype, is_gated=is_gated)
     expected_pool, expected_out = oracle_prefill(pool, tensors, [*lengths, 2], [*slots, -1])
     out = strided(torch.full((sum(lengths) + 2, WIDTH), SENTINEL, dtype=dtype))
 
     arguments = {**tensors, "state": pool, "cu_seqlens": int32(bounds(lengths)), "slots": int32(slots), "out": out}
-    ops.tmix_prefill(*(arguments[name] for name in PREFILL))
+    op(*(arguments[name] for name in PREFILL))
 
     is_written = ~expected_out.isnan()
     assert relative_error(pool, expected_pool) < tolerance(dtype, max(lengths))

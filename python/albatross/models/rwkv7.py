@@ -40,7 +40,6 @@ class Rows(NamedTuple):
 class Mixed(NamedTuple):
     """The rows of a step with prompts, divided: those of one token at the front, whose token i is row i, and all others."""
 
-    is_single: Tensor  # [N, 1] bool, of the first N rows
     single_slots: Tensor  # [N] int32, negative for the others
     other_slots: Tensor  # [R] int32, negative for the single ones
 
@@ -52,7 +51,7 @@ class Mixed(NamedTuple):
         front = min(len(slots), num_tokens)
         padding = torch.full_like(slots, -1)
         single, others = torch.where(is_single, slots, padding), torch.where(is_single, padding, slots)
-        return cls(is_single[:front, None], single[:front], others)
+        return cls(single[:front], others)
 
 
 class Workspace:
@@ -184,42 +183,18 @@ class RWKV7:
     def _time_mix(self, layer: Layer, state: Tensor, rows: Rows, mixed_rows: Mixed | None, work: Workspace) -> Tensor:
         """Time mixing of `work.mixed` up to the output matrix, [T, C]; advances the rows' states in `state` [S, H, N, N].
 
-        mixed_rows is None where every row has one token.
+        mixed_rows is None where every row has one token. What tokens of no row get has no meaning.
         """
         rkv = work.rkv_first if layer.v0 is None else work.rkv
         self._project(layer, work, rkv)
-        out = work.mixes[0]  # the mixed inputs are multiplied by now; the decay's logit in it has been read by then
-        if mixed_rows is None:
-            self._time_mix_singles(layer, state, rkv, rows.slots, work, out)
-            return out
-        self._time_mix_chunks(layer, state, rkv, rows.cu_seqlens, mixed_rows.other_slots, work, out)
-        single = work.mixes[1][: len(mixed_rows.single_slots)]
-        self._time_mix_singles(layer, state, rkv, mixed_rows.single_slots, work, single)
-        torch.where(mixed_rows.is_single, single, out[: len(single)], out=out[: len(single)])
+        out = work.mixes[0]  # the mixed inputs are multiplied by now
+        singles = rows.slots if mixed_rows is None else mixed_rows.single_slots
+        front = slice(len(singles))
+        self._ops.tmix_decode(state, *_time_mix_inputs(layer, work, rkv, front), singles, out[front])
+        if mixed_rows is not None:  # those it wrote zeros for
+            inputs = _time_mix_inputs(layer, work, rkv, slice(None))
+            self._ops.tmix_prefill(state, *inputs, rows.cu_seqlens, mixed_rows.other_slots, out)
         return out
-
-    def _time_mix_singles(self, layer: Layer, state: Tensor, rkv: Tensor, slots: Tensor, work: Workspace, out: Tensor) -> None:
-        """The first tokens, of which token i is all that the row in slots[i] has."""
-        front = slice(len(slots))
-        r, k, v = rkv[:, front].unbind()
-        v_gate, w, a, g = work.loras[:, front].unbind()
-        gate = (v_gate, work.v_first[front]) if layer.v0 is not None else (None, None)
-        constants = (layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, layer.r_k, *layer.ln_x)
-        self._ops.tmix_decode(state, r, k, v, w, a, gate[0], g, gate[1], *constants, slots, out)
-
-    def _time_mix_chunks(
-        self, layer: Layer, state: Tensor, rkv: Tensor, cu_seqlens: Tensor, slots: Tensor, work: Workspace, out: Tensor
-    ) -> None:
-        """Rows of any length; out is written for all tokens, also those of padding."""
-        r, k, v = rkv.unbind()
-        v_gate, w, a, g = work.loras.unbind()
-        gate = (v_gate, work.v_first) if layer.v0 is not None else (None, None)
-        *prepared, y = work.mixes
-        self._ops.tmix_prepare(k, v, w, a, *gate, layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, *prepared)
-        _, k, v, _, _ = prepared
-        r_heads, *heads, y_heads = (x.view(-1, self.config.num_heads, HEAD_SIZE) for x in (r, *prepared, y))
-        self._ops.wkv7_prefill(state, r_heads, *heads, cu_seqlens, slots, y_heads)
-        self._ops.tmix_readout(y, r, k, v, g, layer.r_k, *layer.ln_x, out)
 
     def _project(self, layer: Layer, work: Workspace, rkv: Tensor) -> None:
         """Time mixing's products: `work.mixed` into `rkv` [3, T, C] and `work.loras`."""
@@ -235,6 +210,14 @@ class RWKV7:
             chosen = normed.index_select(0, index)
         self.project(chosen, logits)
         return logits
+
+
+def _time_mix_inputs(layer: Layer, work: Workspace, rkv: Tensor, tokens: slice) -> tuple[Tensor | None, ...]:
+    """What `tmix_decode` and `tmix_prefill` take of these tokens, from r to ln_bias."""
+    r, k, v = rkv[:, tokens].unbind()
+    v_gate, w, a, g = work.loras[:, tokens].unbind()
+    gate = (v_gate, work.v_first[tokens]) if layer.v0 is not None else (None, None)
+    return r, k, v, w, a, gate[0], g, gate[1], layer.w0, layer.a0, layer.v0, layer.k_k, layer.k_a, layer.r_k, *layer.ln_x
 
 
 def _low_rank(layer: Layer, work: Workspace) -> LowRank:

@@ -14,6 +14,7 @@ from torch import Tensor
 from albatross.constants import HEAD_SIZE
 from albatross.ops._checks import FLOATS, check, check_contiguous, check_leading_rows, check_rows, check_state, size
 from albatross.ops._registry import Tensors, need_library, register
+from albatross.ops.wkv7 import wkv7_prefill
 from albatross.reference import tmix as reference
 
 MAX_MIXES = 8  # of one add_norm_mix
@@ -129,17 +130,56 @@ def tmix_prefill(
 ) -> None:
     """Time mixing of one packed sequence a row, by the law of `tmix_decode`; arguments up to ln_bias as there.
 
-    On CUDA fp is fp16 alone. Tensor cores take 16 tokens at a time: operands are rounded to fp16, sums and the state in
-    between are fp32.
+    On CUDA tensor cores take 16 tokens of fp16 at a time: operands are rounded to fp16, sums and the state in between are fp32.
+    For fp32 vectors it is `prefill_by_scan`.
 
     cu_seqlens: [R + 1] int32, rising from 0 to at most T: sequence i is tokens cu_seqlens[i] : cu_seqlens[i + 1].
     slots: [R] int32, no two alike unless negative; a negative slot is padding: nothing is read or written for that row.
     out: [T, C] fp, rows any multiple of 8 numbers apart, mutated but for tokens past cu_seqlens[R] and those of padding rows.
     """
     need_library(r)
+    if r.is_cuda and r.dtype == torch.float32:
+        prefill_by_scan(
+            state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, cu_seqlens, slots, out
+        )  # fmt: skip
+        return
     torch.ops.albatross.tmix_prefill(
         state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, cu_seqlens, slots, out
     )  # fmt: skip
+
+
+def prefill_by_scan(
+    state: Tensor,
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    a: Tensor,
+    v_gate: Tensor | None,
+    g: Tensor,
+    v_first: Tensor | None,
+    w0: Tensor,
+    a0: Tensor,
+    v0: Tensor | None,
+    k_k: Tensor,
+    k_a: Tensor,
+    r_k: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    cu_seqlens: Tensor,
+    slots: Tensor,
+    out: Tensor,
+) -> None:
+    """`tmix_prefill` token by token, by `tmix_prepare`, `wkv7_prefill` and `tmix_readout`; allocates what lies between them."""
+    *prepared, y, read = torch.empty(7, *r.shape, dtype=r.dtype, device=r.device).unbind()
+    tmix_prepare(k, v, w, a, v_gate, v_first, w0, a0, v0, k_k, k_a, *prepared)
+    logit, k, v, minus_kk, b = prepared
+    heads = [x.view(len(r), -1, HEAD_SIZE) for x in (r.contiguous(), logit, k, v, minus_kk, b, y)]
+    wkv7_prefill(state, heads[0], heads[1], heads[2], heads[3], heads[4], heads[5], cu_seqlens, slots, heads[6])
+    tmix_readout(y, r, k, v, g, r_k, ln_weight, ln_bias, read)
+    rows = torch.searchsorted(cu_seqlens[1:], torch.arange(len(r), device=r.device, dtype=torch.int32), right=True)
+    is_written = torch.cat((slots >= 0, slots.new_zeros(1, dtype=torch.bool)))[rows]
+    torch.where(is_written[:, None], read, out, out=out)
 
 
 def tmix_prepare(
