@@ -29,7 +29,8 @@ enum Square { kT, kAK, kRB, kRK, kNumSquares };  // T, and the lower triangles o
 
 // What a chunk hands to the consumers, and gets back.
 struct alignas(128) Stage {
-  Tile a, r, b, k, v;  // A exp(G_m), R exp(G_m), B exp(G_C - G_m), K exp(G_C - G_m), V
+  Tile a, r, b, k, v;    // A exp(G_m), R exp(G_m), B exp(G_C - G_m), K exp(G_C - G_m), V; first w, r, a, k, v as they came
+  Tile v_gate, v_first;  // as they came
   union {
     Tile scores[4];  // A, R, B, K; once they are multiplied:
     struct {
@@ -91,6 +92,15 @@ __device__ __forceinline__ void read_constants(const float (&source)[kHeadSize],
   }
 }
 __device__ __forceinline__ float sigmoid_of(float x, float bias) { return reciprocal(1.0f + exp2_of(fmaf(x, -kLog2E, bias))); }
+
+// The larger of a pair of halves and the absolutes of four pairs. What is not a number loses.
+__device__ __forceinline__ uint32_t largest_of(uint32_t most, uint4 pairs) {
+  return larger(larger(larger(larger(most, pairs.x), pairs.y), pairs.z), pairs.w);
+}
+// Whether one of such a pair passed fp16's range, in any lane.
+__device__ __forceinline__ bool passes_range(uint32_t most) {
+  return any_of_warp((most & 0xffffu) >= kInfinity || most >> 16 >= kInfinity);
+}
 
 // A product as operand a of the next.
 __device__ __forceinline__ void as_operand(const Product& d, uint32_t (&a)[4]) {

@@ -1,10 +1,7 @@
 // From raw products to the scaled vectors of a chunk in shared memory (tmix_prefill.cu): A, R, B, K and V, by one warp.
 #pragma once
 
-#include "chunk.cuh"
-#include "tmix.cuh"
-
-#include <cstddef>
+#include "chunk_copies.cuh"
 
 namespace albatross {
 
@@ -25,99 +22,58 @@ __device__ __forceinline__ void load_constants(const TmixPrefillParams& p, int64
       make_float4(values.x * scale, values.y * scale, values.z * scale, values.w * scale);
 }
 
-// The tokens of one chunk, of which the first `count` are there.
-struct Span {
-  int64_t first;
-  int count;
-};
-
-// A lane's piece of its tokens in one matrix. In the place of tokens that a chunk lacks stands its last one, so that all loads
-// are alike and on their way at once; whoever uses them takes from those all by which they would change the state.
-struct RowLoader {
-  const TmixPrefillParams& p;
-  const Span span;
-  const int64_t head;
-  const int piece, first;  // of the lane
-
-  __device__ __forceinline__ void operator()(const Rows& rows, uint4 (&out)[kTokens]) const {
-    const __half* const begin = begin_of<__half>(rows, span.first) + head * kHeadSize;  // the same for all lanes
-    const uint32_t stride = static_cast<uint32_t>(rows.stride);
-#pragma unroll
-    for (int i = 0; i < kTokens; ++i) out[i] = load_global(begin + (min(first + i, span.count - 1) * stride + piece * kPack));
-  }
-  __device__ __forceinline__ bool has(int i) const { return first + i < span.count; }
-};
-
-// Calls for the lines of a chunk's rows of one head, a row a line, long before they are read.
-__device__ __forceinline__ void prefetch(const TmixPrefillParams& p, const Span& span, int64_t head, int lane) {
-  const int token = lane % kChunk;
-  if (token >= span.count) return;
-  const Rows* const rows[2][4] = {{&p.products.w, &p.products.k, &p.products.a, &p.r},
-                                  {&p.products.v, &p.g, &p.products.v_gate, &p.products.v_first}};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const Rows& one = lane < kChunk ? *rows[0][i] : *rows[1][i];
-    if (one.data != nullptr) prefetch_line(begin_of<__half>(one, span.first + token) + head * kHeadSize);
-  }
-}
-
-constexpr uint32_t kTileA = offsetof(Stage, a), kTileR = offsetof(Stage, r), kTileB = offsetof(Stage, b);
-constexpr uint32_t kTileK = offsetof(Stage, k), kScoreA = offsetof(Stage, scores), kScoreR = kScoreA + sizeof(Tile);
-constexpr uint32_t kScoreB = kScoreR + sizeof(Tile), kScoreK = kScoreB + sizeof(Tile);
-
-// The same piece i rows further on, from a row that is a multiple of 4, i less than 4.
-__device__ __forceinline__ SharedAddress next_row(SharedAddress address, int i) { return (address ^ (i << 4)) + i * 128; }
-
-// Powers of two that keys and receptances are multiplied by, so that K and R are within fp16's range, and values divided by the
-// first: 1 but for numbers near a thousand and beyond. Values must be within fp16 even so: |k v| to about 2^31, which no state of
-// fp16 holds.
+// Powers of two that keys and receptances are multiplied by, so that K, R and their products are within fp16's range, and values
+// divided by the first: 1 but for numbers near a thousand and beyond. Values must be within fp16 even so: |k v| to about 2^31,
+// which no state of fp16 holds.
 struct Scales {
   float key = 1.0f, receptance = 1.0f;
 };
 
+// The length of a key or receptance of which each lane has a piece.
+__device__ __forceinline__ float length_of(const float (&values)[kPack]) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) squares = fmaf(values[j], values[j], squares);
+  return sqrtf(lane_sum<kPieces>(squares));
+}
+
 // V as the state takes it.
-__device__ __forceinline__ void stage_values(
-    const RowLoader& load, const Constants& constants, float scale, Stage& stage, int lane) {
-  const SharedAddress tile = address_of(&stage.v) + place_of(load.first, lane % kPieces);
-  const int piece = lane % kPieces;
-  const bool is_gated = load.p.products.v_gate.data != nullptr;
-  uint4 v[kTokens], logit[kTokens], v_first[kTokens];
-  load(load.p.products.v, v);
-  if (is_gated) load(load.p.products.v_gate, logit), load(load.p.products.v_first, v_first);
+template <bool kIsCopied>
+__device__ __forceinline__ void stage_values(const Share& share, const Constants& constants, float scale, Stage& stage) {
+  const SharedAddress place = address_of(&stage) + place_of(share.first, share.piece);
+  const TmixProducts& products = share.p.products;
+  const bool is_gated = products.v_gate.data != nullptr;
+  if (kIsCopied && !is_gated) return;  // they lie where they should
+  float v0[kPack];
+  if (is_gated) read_constants(constants[kV0], share.piece, v0);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
+    const SharedAddress row = next_row(place, i);
     float own[kPack];
-    read_piece(v[i], own);
+    read_piece(piece_of<kIsCopied>(share, products.v, i, row + kTileV), own);
     if (is_gated) {
-      float first[kPack], gate[kPack], v0[kPack];
-      read_piece(v_first[i], first), read_piece(logit[i], gate);
-      read_constants(constants[kV0], piece, v0);
+      float first[kPack], gate[kPack];
+      read_piece(piece_of<kIsCopied>(share, products.v_first, i, row + kTileFirst), first);
+      read_piece(piece_of<kIsCopied>(share, products.v_gate, i, row + kTileGate), gate);
 #pragma unroll
       for (int j = 0; j < kPack; ++j) own[j] = fmaf(first[j] - own[j], sigmoid_of(gate[j], v0[j]), own[j]);
     }
-    if (scale != 1.0f) {
+    if constexpr (!kIsCopied) {
 #pragma unroll
       for (int j = 0; j < kPack; ++j) own[j] *= scale;
     }
-    store_shared(next_row(tile, i), pieces_of(own));
+    store_shared(row + kTileV, pieces_of(own));
   }
 }
 
 // A, R, B and K, and what scales them. Returns whether a number of K or R passed fp16's range, in any lane.
-// With kIsScaled, `scales` are applied and become the largest absolutes of K and R.
+// With kIsScaled, which reads from memory, `scales` are applied, and become the largest of what they are to keep within the range:
+// the absolutes of K and R, and the lengths of keys and receptances, whose product no number of R K^T exceeds.
 template <bool kIsScaled>
-__device__ __forceinline__ bool stage_keys(
-    const RowLoader& load, const Constants& constants, Scales& scales, Stage& stage, int lane) {
-  const int piece = lane % kPieces, group = lane / kPieces;
-  const SharedAddress place = address_of(&stage) + place_of(load.first, piece);
-  uint4 w[kTokens], k[kTokens], a[kTokens], r[kTokens];
-  load(load.p.products.w, w), load(load.p.products.k, k), load(load.p.products.a, a), load(load.p.r, r);
-  if (load.span.count < kChunk) {
-#pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      if (!load.has(i)) k[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
+__device__ __forceinline__ bool stage_keys(const Share& share, const Constants& constants, Scales& scales, Stage& stage) {
+  const int piece = share.piece, group = share.first / kTokens;
+  const SharedAddress place = address_of(&stage) + place_of(share.first, piece);
+  const TmixProducts& products = share.p.products;
 
   // Sums of binary logarithms of the decays, over the lane's tokens; `offset` adds those of the groups before, and takes off that
   // of the middle.
@@ -128,8 +84,8 @@ __device__ __forceinline__ bool stage_keys(
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       float logit[kPack];
-      read_piece(w[i], logit);
-      const float scale = load.has(i) ? -kDecayScale * kLog2E : 0.0f;
+      read_piece(piece_of<!kIsScaled>(share, products.w, i, next_row(place, i) + kTileA), logit);
+      const float scale = share.has(i) ? -kDecayScale * kLog2E : 0.0f;
 #pragma unroll
       for (int j = 0; j < kPack; ++j) sums[i][j] = fmaf(scale, sigmoid_of(logit[j], w0[j]), i == 0 ? 0.0f : sums[i - 1][j]);
     }
@@ -169,7 +125,11 @@ __device__ __forceinline__ bool stage_keys(
     read_constants(constants[kA0], piece, a0), read_constants(constants[kKk], piece, k_k);
     read_constants(constants[kKa], piece, k_a), read_constants(constants[kRk], piece, r_k);
     float kk[kPack], gate[kPack], key[kPack], receptance[kPack], squares = 0.0f, bonus = 0.0f;
-    read_piece(k[i], key), read_piece(a[i], gate), read_piece(r[i], receptance);
+    uint4 raw_key = piece_of<!kIsScaled>(share, products.k, i, row + kTileK);
+    if (!share.has(i)) raw_key = make_uint4(0, 0, 0, 0);
+    read_piece(raw_key, key);
+    read_piece(piece_of<!kIsScaled>(share, products.a, i, row + kTileB), gate);
+    read_piece(piece_of<!kIsScaled>(share, share.p.r, i, row + kTileR), receptance);
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       if constexpr (kIsScaled) key[j] *= scales.key, receptance[j] *= scales.receptance;
@@ -179,9 +139,13 @@ __device__ __forceinline__ bool stage_keys(
       key[j] = fmaf(key[j], fmaf(gate[j], k_a[j], -k_a[j]), key[j]);
       bonus = fmaf(receptance[j] * key[j], r_k[j], bonus);
     }
+    if constexpr (kIsScaled) {
+      largest.key = fmaxf(largest.key, length_of(key));
+      largest.receptance = fmaxf(largest.receptance, length_of(receptance));
+    }
     const float scale = reciprocal_root(squared_length(lane_sum<kPieces>(squares)));
     bonus = lane_sum<kPieces>(bonus);
-    if (piece == 0) stage.bonus[load.first + i] = bonus;
+    if (piece == 0) stage.bonus[share.first + i] = bonus;
     float out[kPack], from[kPack];
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
@@ -203,8 +167,7 @@ __device__ __forceinline__ bool stage_keys(
     store_shared(row + kScoreR, r_score);
     store_shared(row + kScoreB, pieces_of(kk));
     store_shared(row + kScoreK, k_score);
-    most = larger(larger(larger(larger(most, r_score.x), r_score.y), r_score.z), r_score.w);
-    most = larger(larger(larger(larger(most, k_score.x), k_score.y), k_score.z), k_score.w);
+    most = largest_of(most, r_score), most = largest_of(most, k_score);
 #pragma unroll
     for (int j = 0; j < kPack; ++j) out[j] *= early[j], receptance[j] *= early[j], kk[j] *= rest[j], key[j] *= rest[j];
     store_shared(row + kTileA, pieces_of(out));
@@ -216,38 +179,7 @@ __device__ __forceinline__ bool stage_keys(
     scales = {__uint_as_float(reduce_max(__float_as_uint(largest.key))),
               __uint_as_float(reduce_max(__float_as_uint(largest.receptance)))};
   }
-  return any_of_warp((most & 0xffffu) >= kInfinity || most >> 16 >= kInfinity);
-}
-
-// The power of two that brings a number below 2^15, if it is beyond: half of fp16's range.
-__device__ __forceinline__ float scale_for(float largest) {
-  constexpr uint32_t kExponent = 0x7f800000u;
-  return largest < 32768.0f ? 1.0f : __uint_as_float(((2u * 127u + 14u) << 23) - (__float_as_uint(largest) & kExponent));
-}
-
-// The same where K or R passed fp16's range: once to see by how much, once to keep. Rare, so not inlined.
-__device__ __noinline__ Scales stage_large_keys(RowLoader load, const Constants& constants, Stage& stage, int lane) {
-  constexpr float kTiny = 1.0f / (1 << 20);
-  Scales largest{kTiny, kTiny};
-  __syncwarp();
-  stage_keys<true>(load, constants, largest, stage, lane);
-  const Scales scales{scale_for(largest.key / kTiny), scale_for(largest.receptance / kTiny)};
-  largest = scales;
-  __syncwarp();
-  stage_keys<true>(load, constants, largest, stage, lane);
-  return scales;
-}
-
-// All that `multiply_scores` and the consumers need.
-__device__ __forceinline__ void stage_chunk(const RowLoader& load, const Constants& constants, Stage& stage, int lane) {
-  Scales scales;
-  float value_scale = 1.0f, unscale = 1.0f;
-  if (stage_keys<false>(load, constants, scales, stage, lane)) {
-    scales = stage_large_keys(load, constants, stage, lane);
-    value_scale = 1.0f / scales.key, unscale = 1.0f / scales.receptance;
-  }
-  stage_values(load, constants, value_scale, stage, lane);
-  if (lane == 0) stage.unscale = unscale;
+  return passes_range(most);
 }
 
 }  // namespace albatross

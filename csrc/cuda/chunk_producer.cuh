@@ -3,13 +3,13 @@
 #pragma once
 
 #include "chunk_inputs.cuh"
-#include "chunk_rows.cuh"
 
 namespace albatross {
 
 // The 16x16 products of A, R, B and K, by one warp, in their place. T = (I - L)^-1 is (I + L)(I + L^2)(I + L^4)(I + L^8), since
-// the 16th power of a strictly lower L is zero: the sum is carried in float, the factors are rounded.
-__device__ __forceinline__ void multiply_scores(Stage& stage, int lane) {
+// the 16th power of a strictly lower L is zero: the sum is carried in float, the factors are rounded. Returns whether a number of
+// R K^T, A K^T or R B^T passed fp16's range, in any lane.
+__device__ __forceinline__ bool multiply_scores(Stage& stage, int lane) {
   const SharedAddress at_a = address_of(&stage.scores) + place_a(lane), at_b = address_of(&stage.scores) + place_b(lane);
   constexpr uint32_t kTile = sizeof(Tile);
   Product ab{}, ak{}, rb{}, rk{};
@@ -30,9 +30,8 @@ __device__ __forceinline__ void multiply_scores(Stage& stage, int lane) {
   }
   keep_lower(ab, lane, -1), keep_lower(ak, lane, -1), keep_lower(rb, lane, 0), keep_lower(rk, lane, 0);
   __syncwarp();  // all have read A, whose place the squares take
-  stage.squares[kAK][lane] = as_square(ak);
-  stage.squares[kRB][lane] = as_square(rb);
-  stage.squares[kRK][lane] = as_square(rk);
+  const uint4 squares[3] = {as_square(ak), as_square(rb), as_square(rk)};
+  stage.squares[kAK][lane] = squares[0], stage.squares[kRB][lane] = squares[1], stage.squares[kRK][lane] = squares[2];
 
   // Each power beside its transpose, so that no product waits for registers to change lanes.
   uint32_t power[4], power_transposed[4], operand[4];
@@ -54,6 +53,44 @@ __device__ __forceinline__ void multiply_scores(Stage& stage, int lane) {
     multiply(inverse, operand, power_transposed);
   }
   stage.squares[kT][lane] = as_square(inverse);
+  return passes_range(largest_of(largest_of(largest_of(0, squares[0]), squares[1]), squares[2]));
+}
+
+// The power of two that brings a number below 2^15, half of fp16's range, if it is beyond.
+__device__ __forceinline__ float scale_for(float largest) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  return largest < 32768.0f ? 1.0f : __uint_as_float(((2u * 127u + 14u) << 23) - (__float_as_uint(largest) & kExponent));
+}
+
+// The whole chunk once more where something passed fp16's range: once to see by how much, once to keep. Rare, so not inlined.
+__device__ __noinline__ void stage_large_chunk(Share share, const Constants& constants, Stage& stage, int lane) {
+  constexpr float kTiny = 1.0f / (1 << 20);
+  Scales largest{kTiny, kTiny};
+  __syncwarp();
+  stage_keys<true>(share, constants, largest, stage);
+  Scales scales;
+  scales.key = scale_for(largest.key / kTiny);
+  scales.receptance = scale_for(largest.receptance / kTiny * fmaxf(largest.key / kTiny * scales.key, 1.0f));
+  largest = scales;
+  __syncwarp();
+  stage_keys<true>(share, constants, largest, stage);
+  stage_values<false>(share, constants, 1.0f / scales.key, stage);
+  __syncwarp();
+  multiply_scores(stage, lane);
+  __syncwarp();
+  if (lane == 0) stage.unscale = 1.0f / scales.receptance;
+}
+
+// From a chunk's inputs, when they have been copied, to all that the consumers need. Values may still be on their way.
+__device__ __forceinline__ void stage_chunk(const Share& share, const Constants& constants, Stage& stage, int lane) {
+  Scales scales;
+  bool is_large = stage_keys<false>(share, constants, scales, stage);
+  wait_for_copies<0>();
+  stage_values<true>(share, constants, 1.0f, stage);
+  if (lane == 0) stage.unscale = 1.0f;
+  __syncwarp();
+  is_large |= multiply_scores(stage, lane);
+  if (is_large) stage_large_chunk(share, constants, stage, lane);
 }
 
 // Y to what the output matrix multiplies, for the chunk whose stage came back. A lane does half a head of one token.
@@ -120,36 +157,37 @@ class Finisher {
   bool is_there_;
 };
 
-// A producer's way through the chunks of the block's rows: every kProducers-th, counted through all rows, is its own.
+// A producer's way through the chunks of the block's rows. While one chunk's Y is awaited and finished, the next one's inputs
+// come: each to its place as soon as nobody needs what lies there.
 template <int kProducers>
 __device__ __forceinline__ void produce(
     const TmixPrefillParams& p, int64_t head, int producer, int lane, Shared<kProducers>& shared) {
   const SharedAddress full = address_of(&shared.full[producer]), empty = address_of(&shared.empty[producer]);
   Stage& stage = shared.stages[producer];
-  int parity = 0, next = producer;  // chunks up to the next that is its own
-  Row row;
-  for (RowWalk walk(p, lane); walk.next(row);) {
-    const int num_chunks = row.num_chunks();
-    const auto span_at = [&](int chunk) {
-      const int first = row.begin + chunk * kChunk;
-      return Span{first, min(row.end - first, kChunk)};
-    };
-    for (; next < num_chunks; next += kProducers, parity ^= 1) {
-      const Span span = span_at(next);
-      const RowLoader load{p, span, head, lane % kPieces, lane / kPieces * kTokens};
-      stage_chunk(load, shared.constants, stage, lane);
-      __syncwarp();
-      multiply_scores(stage, lane);
-      __syncwarp();
-      if (lane == 0) arrive(full);
-      if (next + kProducers < num_chunks) prefetch(p, span_at(next + kProducers), head, lane);
-      Finisher finisher;
-      finisher.load(p, span, head, lane);
-      wait_barrier(empty, parity);
-      finisher.run(p, stage, shared.constants);
-      __syncwarp();
-    }
-    next -= num_chunks;
+  ChunkWalk<kProducers> walk(p, producer, lane);
+  Span span, next;
+  if (!walk.next(span)) return;
+  const InputCopies first(Share(p, span, head, lane), stage);
+  first.keys(), first.value_gates(), commit_copies();
+  first.values(), commit_copies();
+  for (int parity = 0;; parity ^= 1) {
+    const bool has_next = walk.next(next);
+    const Share share(p, span, head, lane);
+    wait_for_copies<1>();
+    stage_chunk(share, shared.constants, stage, lane);
+    __syncwarp();
+    if (lane == 0) arrive(full);
+    const InputCopies copies(Share(p, next, head, lane), stage);
+    if (has_next) copies.value_gates();
+    Finisher finisher;
+    finisher.load(p, span, head, lane);
+    wait_barrier(empty, parity);
+    if (has_next) copies.keys(), commit_copies();
+    finisher.run(p, stage, shared.constants);
+    if (!has_next) return;
+    __syncwarp();  // all have read V
+    copies.values(), commit_copies();
+    span = next;
   }
 }
 

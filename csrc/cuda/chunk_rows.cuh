@@ -1,4 +1,4 @@
-// Which rows a block of the chunked kernel (tmix_prefill.cu) reads.
+// Which rows and chunks a block of the chunked kernel (tmix_prefill.cu) reads.
 #pragma once
 
 #include "chunk.cuh"
@@ -54,6 +54,37 @@ class RowWalk {
   int64_t first_ = 0;
   uint32_t there_;  // those of the 32 that are left, a bit each
   Row own_;
+};
+
+// The tokens of one chunk, of which the first `count` are there.
+struct Span {
+  int64_t first = 0;
+  int count = 1;
+};
+
+// Goes through those chunks of the block's rows that are one producer's: every kProducers-th, counted through all rows.
+template <int kProducers>
+class ChunkWalk {
+ public:
+  __device__ __forceinline__ ChunkWalk(const TmixPrefillParams& p, int producer, int lane) : rows_(p, lane), next_(producer) {}
+
+  // The next one, the same in all lanes; false if there is none, and then not to be asked again.
+  __device__ __forceinline__ bool next(Span& span) {
+    while (next_ >= num_chunks_) {
+      next_ -= num_chunks_;
+      if (!rows_.next(row_)) return false;
+      num_chunks_ = row_.num_chunks();
+    }
+    const int first = row_.begin + next_ * kChunk;
+    span = {first, min(row_.end - first, kChunk)};
+    next_ += kProducers;
+    return true;
+  }
+
+ private:
+  RowWalk rows_;
+  Row row_;
+  int next_, num_chunks_ = 0;  // of the present row
 };
 
 }  // namespace albatross

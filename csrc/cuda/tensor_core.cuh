@@ -22,6 +22,16 @@ __device__ __forceinline__ void load_transposed(uint32_t (&m)[4], SharedAddress 
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
+// 16 bytes to shared memory without passing through registers. What one thread copies is there for it after its wait for all but
+// the latest kPending of its commits, for others after a barrier behind that.
+__device__ __forceinline__ void copy_async(SharedAddress target, const void* source, bool is_wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(is_wanted ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 // One 8x8 matrix that lies over the warp's registers.
 __device__ __forceinline__ uint32_t transposed(uint32_t matrix) {
   uint32_t result;
@@ -86,11 +96,6 @@ __device__ __forceinline__ uint4 load_global(const void* source) {
   uint4 v;
   asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(source));
   return v;
-}
-
-// Brings a line of memory into the L2 cache, sooner than it is read.
-__device__ __forceinline__ void prefetch_line(const void* source) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
 }
 
 // mbarriers: objects in shared memory that count arrivals and change their parity with the last. What was written before an

@@ -213,6 +213,20 @@ def test_numbers_whose_scaled_form_would_pass_fp16_are_exact_too(name: str, size
     assert_no_worse(error(out, expected_out), error(scan_out, expected_out))
 
 
+@pytest.mark.parametrize(("key", "receptance"), [(150, 150), (3000, 20), (4, 12000)])
+def test_products_that_would_pass_fp16_though_their_factors_do_not_are_exact_too(key: int, receptance: int) -> None:
+    tensors, pool = make(40, "weak"), make_pool(1, HEADS, torch.float32, DEVICE)
+    tensors["k"] *= key
+    tensors["r"] *= receptance
+    tensors["g"] /= key * receptance  # so that the output is one of fp16's numbers
+    expected_pool, expected_out = oracle_prefill(pool, tensors, [40], [0])
+
+    out = prefill(pool, tensors, [40], [0])
+
+    assert error(pool, expected_pool) < MARGIN * FLOOR * 2
+    assert error(out, expected_out) < MARGIN * FLOOR * 2
+
+
 @pytest.mark.parametrize("name", ["k", "r"])
 def test_numbers_with_which_the_scan_passes_fp16_agree_with_the_oracle(name: str) -> None:
     tensors, pool = make(40, "strong"), make_pool(1, HEADS, torch.float32, DEVICE)

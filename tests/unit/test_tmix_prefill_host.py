@@ -139,6 +139,20 @@ def test_numbers_whose_scaled_form_would_pass_fp16_are_exact_too(kernels: HostKe
     assert_as_exact_as_the_scan(kernels, tensors, torch.float32)
 
 
+@pytest.mark.parametrize(("key", "receptance"), [(150, 150), (3000, 20), (4, 12000)])
+def test_products_that_would_pass_fp16_though_their_factors_do_not_are_exact_too(kernels: HostKernels, key: int, receptance: int) -> None:
+    tensors, pool = make_chunks(40, HEADS, "weak"), make_pool(1, HEADS, torch.float32)
+    tensors["k"] *= key
+    tensors["r"] *= receptance
+    tensors["g"] /= key * receptance  # so that the output is one of fp16's numbers
+    expected_pool, expected_out = oracle_prefill(pool, tensors, [40], [0])
+
+    out = prefill(kernels, pool, tensors, [40], [0])
+
+    assert error(pool, expected_pool) < LIMIT
+    assert error(out, expected_out) < LIMIT
+
+
 @pytest.mark.parametrize("name", ["k", "r"])
 def test_numbers_with_which_the_scan_passes_fp16_agree_with_the_oracle(kernels: HostKernels, name: str) -> None:
     tensors, pool = make_chunks(40, HEADS, "strong"), make_pool(1, HEADS, torch.float32)

@@ -54,6 +54,8 @@ inline uint32_t larger(uint32_t x, uint32_t y) {
 inline bool any_of_warp(bool value) { return emu::reduce_max(value) != 0; }
 
 ALWAYS_INLINE uint4 load_global(const void* source) { return *static_cast<const uint4*>(source); }
-inline void prefetch_line(const void*) {}  // touches nothing
+inline void copy_async(SharedAddress target, const void* source, bool) { store_shared(target, *static_cast<const uint4*>(source)); }
+inline void commit_copies() {}
+template <int n> inline void wait_for_copies() {}
 
 }  // namespace albatross
