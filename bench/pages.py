@@ -172,16 +172,22 @@ def drift_rows(report: Report) -> list[Row]:
 
 
 def drift_figures(reports: Sequence[Report]) -> str:
-    """The tables of `bench.drift`: one for each heading, figures of all parts of a context in a line."""
-    report = _newest(reports, drift_rows)
-    rows = drift_rows(report)
-    tables = []
-    for heading in dict.fromkeys(row["details"]["table"] for row in rows):
-        chosen = [row for row in rows if row["details"]["table"] == heading]
-        columns = [f"{column:,}" for column in chosen[0]["details"]["columns"]]
-        lines = [[row["name"], *(f"{value:.3g}" for value in row["details"]["values"])] for row in chosen]
-        tables.append(_table([heading, *columns], lines))
-    return "\n".join([f"On {report.source}.\n", *tables] if tables else [])
+    """The tables of `bench.drift` and `bench.chunks`: the newest of each heading, all figures of a title in a line."""
+    parts: list[str] = []
+    seen: set[str] = set()
+    for report in reports:
+        new = [heading for heading in dict.fromkeys(row["details"]["table"] for row in drift_rows(report)) if heading not in seen]
+        seen.update(new)
+        if new:
+            parts += [f"On {report.source}.\n", *(_drift_table(report, heading) for heading in new)]
+    return "\n".join(parts)
+
+
+def _drift_table(report: Report, heading: str) -> str:
+    chosen = [row for row in drift_rows(report) if row["details"]["table"] == heading]
+    columns = [f"{column:,}" for column in chosen[0]["details"]["columns"]]
+    lines = [[row["name"], *(f"{value:.3g}" for value in row["details"]["values"])] for row in chosen]
+    return _table([heading, *columns], lines)
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -4,7 +4,8 @@
 #   ci/gpu_check.sh [--skip PART]... [--only PART]... [FOLDER]
 #
 # Results go to FOLDER/<card>-<date>.json, by default bench/results; what a file of the same commit has from other parts stays.
-# Parts, in their order: build tests wheel older golden drift tmix linear sampling decode prefill engine interference workers serve.
+# Parts, in their order: build tests wheel older golden drift chunks tmix linear sampling decode prefill engine interference workers
+# serve.
 # `older` builds for compute_80 alone, which the driver then compiles for the card: the code that sm_80 cards run. `wheel` loads and
 # runs ALBATROSS_WHEEL in an environment of its own and enters that into manifest/checks.json. `workers` needs two cards.
 #
@@ -13,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
-all="build tests wheel older golden drift tmix linear sampling decode prefill engine interference workers serve"
+all="build tests wheel older golden drift chunks tmix linear sampling decode prefill engine interference workers serve"
 skip="" only="" results="bench/results"
 
 is_in() { [[ " $2 " == *" $1 "* ]]; }
@@ -64,6 +65,7 @@ fi
 
 measure golden all --device cuda
 measure drift all --device cuda
+measure chunks all --device cuda
 measure tmix all
 measure linear all
 measure sampling all

@@ -185,6 +185,15 @@ def test_contexts_become_columns_of_the_numerics_page(report: pages.Report) -> N
     assert "| recall after tokens | 16 | 4,096 |\n| --- | --- | --- |\n| recall, fp16 state | 100 | 50 |" in text
 
 
+def test_each_table_of_errors_is_the_newest_of_its_heading(report: pages.Report) -> None:
+    details = {"table": "error at tokens", "columns": [16], "values": [0.25]}
+    newer = report._replace(path=pages.ROOT / "newer.json", rows=[{"name": "chunks", "details": details}])
+    text = pages.drift_figures([newer, report])
+    assert "`newer.json`" in text
+    assert "| error at tokens | 16 |\n| --- | --- |\n| chunks | 0.25 |" in text
+    assert pages.drift_figures([report]) in text
+
+
 def test_a_page_keeps_the_text_around_its_figures(
     report: pages.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from albatross.engine.model_runner import ModelRunner, Pending
 from albatross.engine.process import build_core
 from albatross.engine.scheduler import Step
 from albatross.errors import ConfigError
-from bench import interference, plot, prefill, recurrence
+from bench import chunks, interference, plot, prefill, recurrence
 from bench.models import model_config
 from bench.prefill import Shape
 from bench.vectors import random_products
@@ -249,3 +249,13 @@ def test_interference_runs_on_the_demo_model() -> None:
     results = interference.measure(core, args)
     assert len(results) == 8
     assert all(result.value > 0 and result.name == f"demo, 2 streams: {result.details['figure']}" for result in results)
+
+
+def test_errors_over_a_prompt_stand_by_way_and_strength_of_decay() -> None:
+    results = {result.name: result for result in chunks.measure([1, 20], torch.device("cpu"))}
+    assert len(results) == 2 * 3 * 2 * 2
+    for result in results.values():
+        assert result.details["columns"] == [1, 20]
+        assert all(0 < value < 2e-3 for value in result.details["values"])
+    by_scan = results["scan, fp32 state, mixed decay: state"].value
+    assert by_scan > results["chunks, fp32 state, mixed decay: state"].value  # on the CPU chunks round nothing in between
