@@ -140,7 +140,9 @@ def test_numbers_whose_scaled_form_would_pass_fp16_are_exact_too(kernels: HostKe
 
 
 @pytest.mark.parametrize(("key", "receptance"), [(150, 150), (3000, 20), (4, 12000)])
-def test_products_that_would_pass_fp16_though_their_factors_do_not_are_exact_too(kernels: HostKernels, key: int, receptance: int) -> None:
+def test_products_that_would_pass_fp16_though_their_factors_do_not_are_exact_too(
+    kernels: HostKernels, key: int, receptance: int
+) -> None:
     tensors, pool = make_chunks(40, HEADS, "weak"), make_pool(1, HEADS, torch.float32)
     tensors["k"] *= key
     tensors["r"] *= receptance
