@@ -132,7 +132,7 @@ __device__ __forceinline__ int list_nonzero(const LinearParams& p, S& shared, in
 
 template <typename S>
 __device__ __forceinline__ void fetch(const LinearProduct& product, S& shared, int first_k, int unit, int count) {
-  const SharedAddress target = shared_address(shared.stages[unit % S::kStages]);
+  const SharedAddress target = address_of(shared.stages[unit % S::kStages]);
   const __half* const weight = static_cast<const __half*>(product.weight) + first_k * product.weight_stride;
 #pragma unroll
   for (int i = 0; i < kUnit * kPieces / kThreads; ++i) {
@@ -147,11 +147,11 @@ __device__ __forceinline__ void fetch(const LinearProduct& product, S& shared, i
 template <typename S>
 __device__ __forceinline__ void multiply(S& shared, int unit, float (&sums)[4]) {
   const int lane = threadIdx.x % 32, matrix = lane / 8, line = lane % 8, warp = threadIdx.x / 32;
-  const SharedAddress stage = shared_address(shared.stages[unit % S::kStages]);
+  const SharedAddress stage = address_of(shared.stages[unit % S::kStages]);
 #pragma unroll
   for (int step = 0; step < kUnit / 16; ++step) {
     uint32_t a[4];
-    load_matrices_transposed(a, stage + place<kPieces>(step * 16 + line + matrix / 2 * 8, warp * 2 + matrix % 2));
+    load_transposed(a, stage + place<kPieces>(step * 16 + line + matrix / 2 * 8, warp * 2 + matrix % 2));
     const __half* const b = &shared.packed[lane / 4 % S::kTokens][unit * kUnit + step * 16 + lane % 4 * 2];
     // Columns past the last token repeat others and are not written.
     mma(sums, a[0], a[1], a[2], a[3], *reinterpret_cast<const uint32_t*>(b), *reinterpret_cast<const uint32_t*>(b + 8));

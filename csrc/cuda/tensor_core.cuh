@@ -2,35 +2,15 @@
 // since the kernels that include this are not built there.
 #pragma once
 
-#include "common.cuh"
+#include "mma.cuh"
+#include "staging.cuh"
 
 namespace albatross {
 
-using SharedAddress = uint32_t;
-
-__device__ __forceinline__ SharedAddress address_of(const void* shared) {
-  return static_cast<SharedAddress>(__cvta_generic_to_shared(shared));
-}
-
-// Four 8x8 matrices of 16-bit numbers; lane 8 i + j names row j of matrix i, and lane 4 g + t gets of each row g, columns 2t and
-// 2t + 1 (transposed: column g, rows 2t and 2t + 1).
+// As load_transposed, but lane 4 g + t gets of each matrix row g, columns 2t and 2t + 1.
 __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
-}
-__device__ __forceinline__ void load_transposed(uint32_t (&m)[4], SharedAddress row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
-}
-// 16 bytes to shared memory without passing through registers. What one thread copies is there for it after its wait for all but
-// the latest kPending of its commits, for others after a barrier behind that.
-__device__ __forceinline__ void copy_async(SharedAddress target, const void* source, bool is_wanted) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(is_wanted ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // One 8x8 matrix that lies over the warp's registers.
 __device__ __forceinline__ uint32_t transposed(uint32_t matrix) {
@@ -44,11 +24,8 @@ __device__ __forceinline__ void transpose(const uint32_t (&a)[4], uint32_t (&t)[
   t[0] = transposed(a[0]), t[1] = transposed(a[2]), t[2] = transposed(a[1]), t[3] = transposed(a[3]);
 }
 
-// d += a b for a 16x16 (row-major) and b 16x8, fp16 operands, fp32 sums: PTX mma.m16n8k16.
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  mma(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 __device__ __forceinline__ float exp2_of(float x) {

@@ -9,7 +9,7 @@ namespace albatross {
 constexpr bool kHasAsyncCopies = false;
 using SharedAddress = unsigned char*;
 
-__device__ __forceinline__ SharedAddress shared_address(void* pointer) { return static_cast<SharedAddress>(pointer); }
+__device__ __forceinline__ SharedAddress address_of(void* pointer) { return static_cast<SharedAddress>(pointer); }
 
 // 16 bytes to shared memory; zeros if they are not wanted.
 __device__ __forceinline__ void copy_async(SharedAddress target, const void* source, bool is_wanted) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void wait_for_copies() {}
 
 // Four matrices 8x8 of fp16 at once: lane 8i + r names the address of row r of matrix i, and lane l gets of matrix i the rows
 // 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 in m[i].
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], SharedAddress address) {
+__device__ __forceinline__ void load_transposed(uint32_t (&m)[4], SharedAddress address) {
   const int lane = threadIdx.x % 32;
   // Rows are looked for by their distance from this lane's own, so that the compiler still sees an address in shared memory.
   const uint32_t own = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address));

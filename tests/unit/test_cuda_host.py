@@ -24,6 +24,20 @@ MISTAKES = {
     "initialise": "an mbarrier is used that nobody has initialised",
     "initialise_first": "race: an mbarrier is used|an mbarrier is used that nobody has initialised",
     "leave_barriers_alone": "an mbarrier is read or written as memory",
+    "wait_for_copies_before_reading": r"shared word \d+ is read, and thread \d+ has not waited for its copy there",
+    "wait_for_enough_groups": r"shared word \d+ is read, and thread \d+ has not waited for its copy there",
+    "commit_what_is_awaited": r"shared word \d+ is read, and thread \d+ has not waited for its copy there",
+    "sync_after_the_wait": r"race: shared word|is read, and thread \d+ has not waited for its copy there",
+    "store_after_the_wait": r"shared word \d+ is written, and thread \d+ has not waited for its copy there",
+    "initialise_after_the_wait": r"shared word \d+ is written, and thread \d+ has not waited for its copy there",
+    "copy_once": r"shared word \d+ is written, and thread \d+ has not waited for its copy there",
+    "change_the_source_after_the_wait": "the source of an asynchronous copy is written before the wait for the copy",
+    "copy_over_what_is_done_with": "race: shared word|is written, and thread",
+    "wait_for_copies_before_the_end": "a thread ends, and has not waited for 2 of its asynchronous copies",
+    "align_the_source": "the source of an asynchronous copy is misaligned",
+    "align_the_target": "shared access of 16 bytes is misaligned",
+    "copy_from_within_bounds": "global load of 16 bytes is out of bounds",
+    "copy_to_within_bounds": "shared store of 16 bytes at 65536 is out of the block's 65536",
 }
 
 

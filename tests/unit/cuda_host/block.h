@@ -32,7 +32,13 @@ bool is_stack(const void* address);
 void begin_memory(size_t shared_bytes);
 void check_shared(SharedAddress address, int bytes, bool is_write, int first, int count);  // an access of `count` threads
 void reserve_barrier(SharedAddress barrier);                                               // no memory from here on
-const unsigned char* shared_bytes_at(SharedAddress address);
+void check_global(const void* address, int bytes, bool is_write);
+void mark_copy(SharedAddress target, int bytes, bool is_pending);  // this thread writes there now, or is about to
+unsigned char* shared_bytes_at(SharedAddress address);
+
+// copies.cpp
+void begin_copies();
+void end_copies();  // the thread ends
 
 // banks.cpp
 void begin_banks();

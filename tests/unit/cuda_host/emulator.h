@@ -55,6 +55,11 @@ SharedAddress shared_address(const void* pointer);
 void load_shared(SharedAddress source, void* value, int bytes);
 void store_shared(SharedAddress target, const void* value, int bytes);
 
+// cp.async of 16 bytes, or of zeros: they come with the wait for their group, and nothing may touch the target meanwhile.
+void copy_async(SharedAddress target, const void* source, bool is_wanted);
+void commit_copies();                  // makes a group of what the thread issued since its last one
+void wait_for_copies(int num_latest);  // for all of the thread's groups but its latest so many
+
 void sync_threads();
 void sync_warp();
 uint32_t shuffle(uint32_t value, int source_lane);

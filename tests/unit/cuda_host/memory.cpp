@@ -15,6 +15,7 @@ constexpr SharedAddress kSharedBase = 0x1000;  // so that an offset or a zero is
 
 struct Word {
   bool is_written = false, is_barrier = false;
+  bool is_pending = false;  // an asynchronous copy by `writer` may write it at any time
   Event writer{};
   std::vector<Event> readers;  // since it was written
 };
@@ -26,6 +27,13 @@ struct Region {
   bool may_write;
 };
 std::map<uintptr_t, Region> regions;  // by their beginning
+
+void check_pending(uint32_t index, bool is_write) {
+  const Word& word = words[index];
+  if (!word.is_pending) return;
+  const char* const what = is_write ? "written" : "read";
+  fail(format("shared word %u is %s, and thread %d has not waited for its copy there", index, what, word.writer.thread));
+}
 
 void check_order(uint32_t index, bool is_write, int thread) {
   const Word& word = words[index];
@@ -41,22 +49,10 @@ void check_order(uint32_t index, bool is_write, int thread) {
   }
 }
 
-void check_global(const void* address, int bytes, bool is_write) {
-  const auto begin = reinterpret_cast<uintptr_t>(address);
-  const auto after = regions.upper_bound(begin);
-  const char* const what = is_write ? "store" : "load";
-  if (after == regions.begin() || begin + bytes > std::prev(after)->second.end) {
-    fail(format("global %s of %d bytes is out of bounds", what, bytes));
-  }
-  if (is_write && !std::prev(after)->second.may_write) fail("global store to what may only be read");
-}
-
 bool is_shared(const void* pointer) {
   const auto* const byte = static_cast<const unsigned char*>(pointer);
   return byte >= shared_memory && byte < shared_memory + kMaxShared;
 }
-
-unsigned char* at(SharedAddress address) { return shared_memory + (address - kSharedBase); }
 
 }  // namespace
 
@@ -76,7 +72,18 @@ SharedAddress shared_address(const void* pointer) {
   if (!is_shared(pointer)) fail("a pointer is taken for one to shared memory");
   return kSharedBase + static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - shared_memory);
 }
-const unsigned char* shared_bytes_at(SharedAddress address) { return at(address); }
+unsigned char* shared_bytes_at(SharedAddress address) { return shared_memory + (address - kSharedBase); }
+
+void check_global(const void* address, int bytes, bool is_write) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  const auto after = regions.upper_bound(begin);
+  const char* const what = is_write ? "store" : "load";
+  if (begin % bytes != 0) fail(format("global access of %d bytes is misaligned", bytes));
+  if (after == regions.begin() || begin + bytes > std::prev(after)->second.end) {
+    fail(format("global %s of %d bytes is out of bounds", what, bytes));
+  }
+  if (is_write && !std::prev(after)->second.may_write) fail("global store to what may only be read");
+}
 
 void check_shared(SharedAddress address, int bytes, bool is_write, int first, int count) {
   const size_t offset = address - kSharedBase;
@@ -88,6 +95,7 @@ void check_shared(SharedAddress address, int bytes, bool is_write, int first, in
   for (uint32_t index = offset / 4; index < (offset + bytes + 3) / 4; ++index) {
     Word& word = words[index];
     if (word.is_barrier) fail("an mbarrier is read or written as memory");
+    check_pending(index, is_write);
     if (!is_write && !word.is_written) fail(format("shared word %u is read, and nobody has written it", index));
     for (int thread = first; thread < first + count; ++thread) check_order(index, is_write, thread);
     if (is_write) {
@@ -101,10 +109,19 @@ void check_shared(SharedAddress address, int bytes, bool is_write, int first, in
   }
 }
 
+void mark_copy(SharedAddress target, int bytes, bool is_pending) {
+  for (uint32_t index = (target - kSharedBase) / 4; index < (target - kSharedBase + bytes) / 4; ++index) {
+    words[index].is_pending = is_pending, words[index].writer = now();
+  }
+}
+
 void reserve_barrier(SharedAddress barrier) {
   if (barrier % 8 != 0) fail("an mbarrier is not 8-byte aligned");
   if (barrier < kSharedBase || barrier - kSharedBase + 8 > num_shared_bytes) fail("an mbarrier is out of bounds");
-  for (uint32_t index : {(barrier - kSharedBase) / 4, (barrier - kSharedBase) / 4 + 1}) words[index].is_barrier = true;
+  for (uint32_t index : {(barrier - kSharedBase) / 4, (barrier - kSharedBase) / 4 + 1}) {
+    check_pending(index, true);
+    words[index].is_barrier = true;
+  }
 }
 
 void touch(const void* address, int bytes, bool is_write, const void* place) {
@@ -114,7 +131,6 @@ void touch(const void* address, int bytes, bool is_write, const void* place) {
     check_shared(shared, bytes, is_write, current, 1);
     count_shared(place, current, shared, bytes, is_write);
   } else {
-    if (reinterpret_cast<uintptr_t>(address) % bytes != 0) fail(format("global access of %d bytes is misaligned", bytes));
     check_global(address, bytes, is_write);
   }
   maybe_yield();
@@ -131,13 +147,13 @@ __attribute__((noinline)) void copy(void* target, const void* source, int bytes)
 __attribute__((noinline)) void load_shared(SharedAddress source, void* value, int bytes) {
   check_shared(source, bytes, false, current, 1);
   count_shared(__builtin_return_address(0), current, source, bytes, false);
-  std::memcpy(value, at(source), bytes);
+  std::memcpy(value, shared_bytes_at(source), bytes);
   maybe_yield();
 }
 __attribute__((noinline)) void store_shared(SharedAddress target, const void* value, int bytes) {
   check_shared(target, bytes, true, current, 1);
   count_shared(__builtin_return_address(0), current, target, bytes, true);
-  std::memcpy(at(target), value, bytes);
+  std::memcpy(shared_bytes_at(target), value, bytes);
   maybe_yield();
 }
 

@@ -59,6 +59,7 @@ void yield() { emu_switch(&fibers[current].stack_pointer, scheduler_stack); }
 
 void enter() {
   (*body)();
+  end_copies();
   fibers[current].is_done = true;
   yield();
   std::abort();
@@ -194,7 +195,7 @@ const char* run_block(const std::function<void()>& kernel, int threads, size_t s
   num_threads = threads, body = &kernel, block = index, grid = size, failure.clear();
   turn = num_waiting_for_all = generation = 0;
   random_state = (options.seed + 1) * 0x9e3779b97f4a7c15ull + index.x * 977 + index.y;
-  begin_memory(shared_bytes), begin_barriers(), begin_warps(), begin_banks();
+  begin_memory(shared_bytes), begin_copies(), begin_barriers(), begin_warps(), begin_banks();
   fibers.resize(threads);
   for (int thread = 0; thread < threads; ++thread) begin_fiber(thread);
   for (int alive = threads; alive > 0 && failure.empty();) {

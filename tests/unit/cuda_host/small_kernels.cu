@@ -111,6 +111,52 @@ void hand_over(Params p) {
   }
 }
 
+// Each thread copies 16 bytes and, for a source past the end, 16 bytes of zeros; a thread of the other warp reads them.
+enum class CopyMistake {
+  kNone, kNoWait, kFewerGroups, kNoCommit, kTarget, kBarrier, kCopy, kSource, kUnordered, kNeverAwaited, kAlignment,
+  kTargetAlignment, kBounds, kTargetBounds
+};
+template <CopyMistake kMistake>
+void copy_pieces(Params p) {
+  constexpr uint32_t kAll = 16 * kThreads;
+  const auto is = [](CopyMistake mistake) __attribute__((always_inline)) { return kMistake == mistake; };
+  const int piece = threadIdx.x * 4 % kNumbers, other = threadIdx.x ^ 33;
+  const SharedAddress target = address_of(raw), own = target + 16 * threadIdx.x;
+  p.numbers[threadIdx.x] = threadIdx.x;
+  fill();
+  if (is(CopyMistake::kUnordered)) words()[4 * other] = 1;
+  const uint32_t* const source = p.numbers + piece + (is(CopyMistake::kAlignment) ? 1 : 0);
+  copy_async(own + (is(CopyMistake::kTargetAlignment) ? 4 : 0), source, true);
+  commit_copies();
+  copy_async(is(CopyMistake::kTargetBounds) ? target + kBytes : own + kAll, p.numbers + kNumbers, is(CopyMistake::kBounds));
+  if (!is(CopyMistake::kNoCommit)) commit_copies();
+  commit_copies();  // nothing, but a group
+  if (is(CopyMistake::kTarget)) words()[4 * threadIdx.x + 3] = 1;
+  if (is(CopyMistake::kBarrier)) init_barrier(own + 8, 1);
+  if (is(CopyMistake::kCopy)) copy_async(own, source, true);
+  if (is(CopyMistake::kSource)) p.numbers[piece + 3] = 1000 + threadIdx.x;
+  if (is(CopyMistake::kNeverAwaited)) return;
+  if (is(CopyMistake::kNoWait)) p.numbers[threadIdx.x] = words()[4 * threadIdx.x];
+  wait_for_copies<kMistake == CopyMistake::kFewerGroups ? 2 : 1>();
+  __syncthreads();
+  const uint4 first = load_shared(target + 16 * other), second = load_shared(target + 16 * other + kAll);
+  const uint32_t begin = other * 4 % kNumbers;
+  const bool is_copied = first.x == begin && first.y == begin + 1 && first.z == begin + 2 && first.w == begin + 3;
+  if (!is_copied || (second.x | second.y | second.z | second.w) != 0) __trap();
+}
+
+// The first warp copies what the second reads.
+template <bool kIsBroken>
+void sync_after_the_wait(Params p) {
+  fill();
+  if (threadIdx.x < 32) copy_async(address_of(raw) + 16 * threadIdx.x, p.constants + threadIdx.x * 4 % kNumbers, true);
+  commit_copies();
+  if (kIsBroken) __syncthreads();
+  wait_for_copies<0>();
+  if (!kIsBroken) __syncthreads();
+  if (threadIdx.x >= 32) p.numbers[threadIdx.x] = words()[4 * (threadIdx.x - 32)];
+}
+
 // Lanes store to neighbouring words, or all to one bank.
 template <bool kIsBroken>
 void spread_over_banks(Params) {
@@ -126,6 +172,7 @@ struct Case {
 };
 #define CASE(name) {#name, name<false>, name<true>}
 #define HAND_OVER(name, mistake) {#name, hand_over<Mistake::kNone>, hand_over<Mistake::mistake>}
+#define COPY(name, mistake) {#name, copy_pieces<CopyMistake::kNone>, copy_pieces<CopyMistake::mistake>}
 constexpr Case kCases[] = {
     CASE(exchange_in_a_warp),
     CASE(exchange_between_warps),
@@ -139,12 +186,26 @@ constexpr Case kCases[] = {
     CASE(meet_with_all_lanes),
     CASE(meet_in_one_operation),
     CASE(spread_over_banks),
+    CASE(sync_after_the_wait),
     HAND_OVER(arrive_after_all_lanes, kNoSync),
     HAND_OVER(arrive, kNoArrival),
     HAND_OVER(wait_for_a_phase_that_ends, kWrongParity),
     HAND_OVER(initialise, kUninitialised),
     HAND_OVER(initialise_first, kUnordered),
     HAND_OVER(leave_barriers_alone, kWritten),
+    COPY(wait_for_copies_before_reading, kNoWait),
+    COPY(wait_for_enough_groups, kFewerGroups),
+    COPY(commit_what_is_awaited, kNoCommit),
+    COPY(store_after_the_wait, kTarget),
+    COPY(initialise_after_the_wait, kBarrier),
+    COPY(copy_once, kCopy),
+    COPY(change_the_source_after_the_wait, kSource),
+    COPY(copy_over_what_is_done_with, kUnordered),
+    COPY(wait_for_copies_before_the_end, kNeverAwaited),
+    COPY(align_the_source, kAlignment),
+    COPY(align_the_target, kTargetAlignment),
+    COPY(copy_from_within_bounds, kBounds),
+    COPY(copy_to_within_bounds, kTargetBounds),
 };
 
 }  // namespace small_kernels_file
@@ -153,7 +214,7 @@ constexpr Case kCases[] = {
 // Returns nullptr, or what the kernel did wrong.
 extern "C" const char* emu_small_kernel(const char* name, int is_broken) {
   using namespace albatross;
-  static uint32_t numbers[kNumbers + 1], constants[kNumbers];
+  alignas(16) static uint32_t numbers[kNumbers + 4], constants[kNumbers];
   emu::shared_memory = raw;
   shared_bytes = kBytes;
   emu::forget_memory();

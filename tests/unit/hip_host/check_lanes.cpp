@@ -72,18 +72,18 @@ void check_staging() {
   std::memset(shared, 0xff, sizeof shared);
   host::run_block(kThreads, [] {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = (lane * 5 + 3) % 32;  // rows need not lie in order
-    const SharedAddress target = albatross::shared_address(shared[warp]) + place * 16;
+    const SharedAddress target = albatross::address_of(shared[warp]) + place * 16;
     albatross::copy_async(target, source[warp][lane], lane != 9);
     albatross::commit_copies();
     albatross::wait_for_copies<0>();
     __syncthreads();
-    albatross::load_matrices_transposed(found[threadIdx.x], target);
+    albatross::load_transposed(found[threadIdx.x], target);
   });
   for (int thread = 0; thread < kThreads; ++thread) {
     for (int i = 0; i < 4; ++i) {
       const int lane = thread % 32, row = i * 8 + lane % 4 * 2;
       const auto number = [&](int r) -> uint32_t { return r == 9 ? 0 : source[thread / 32][r][lane / 4]; };
-      require(found[thread][i] == (number(row) | number(row + 1) << 16), "load_matrices_transposed: a number in the wrong lane");
+      require(found[thread][i] == (number(row) | number(row + 1) << 16), "load_transposed: a number in the wrong lane");
     }
   }
 }

@@ -1,27 +1,26 @@
 // Stands in for csrc/cuda/tensor_core.cuh: the same functions, by what the PTX manual says of the instructions there.
 #pragma once
 
-#include "common.cuh"
+#include "mma.cuh"
+#include "staging.cuh"
 
 #include <algorithm>
 
 namespace albatross {
 
-using SharedAddress = emu::SharedAddress;
 using emu::arrive;
 using emu::init_barrier;
 using emu::reduce_max;
 using emu::wait_barrier;
 
-ALWAYS_INLINE SharedAddress address_of(const void* shared) { return emu::shared_address(shared); }
-
 ALWAYS_INLINE void load_matrices(uint32_t (&m)[4], SharedAddress row) { emu::load_matrices(m, row, false); }
-ALWAYS_INLINE void load_transposed(uint32_t (&m)[4], SharedAddress row) { emu::load_matrices(m, row, true); }
 inline uint32_t transposed(uint32_t matrix) { return emu::transpose(matrix); }
 inline void transpose(const uint32_t (&a)[4], uint32_t (&t)[4]) {
   t[0] = transposed(a[0]), t[1] = transposed(a[2]), t[2] = transposed(a[1]), t[3] = transposed(a[3]);
 }
-inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { emu::multiply(d, a, b0, b1); }
+inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma(d, a[0], a[1], a[2], a[3], b0, b1);
+}
 
 // .ftz: subnormal numbers are zeros of their sign.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
@@ -54,8 +53,5 @@ inline uint32_t larger(uint32_t x, uint32_t y) {
 inline bool any_of_warp(bool value) { return emu::reduce_max(value) != 0; }
 
 ALWAYS_INLINE uint4 load_global(const void* source) { return *static_cast<const uint4*>(source); }
-inline void copy_async(SharedAddress target, const void* source, bool) { store_shared(target, *static_cast<const uint4*>(source)); }
-inline void commit_copies() {}
-template <int n> inline void wait_for_copies() {}
 
 }  // namespace albatross
