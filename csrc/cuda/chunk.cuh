@@ -30,7 +30,7 @@ enum Square { kT, kAK, kRB, kRK, kNumSquares };  // T, and the lower triangles o
 // What a chunk hands to the consumers, and gets back.
 struct alignas(128) Stage {
   Tile a, r, b, k, v;    // A exp(G_m), R exp(G_m), B exp(G_C - G_m), K exp(G_C - G_m), V; first w, r, a, k, v as they came
-  Tile v_gate, v_first;  // as they came
+  Tile gate, v_first;    // v_gate and v_first as they came; g takes v_gate's place
   union {
     Tile scores[4];  // A, R, B, K; once they are multiplied:
     struct {

@@ -27,7 +27,7 @@ struct Share {
 
 constexpr uint32_t kTileA = offsetof(Stage, a), kTileR = offsetof(Stage, r), kTileB = offsetof(Stage, b);
 constexpr uint32_t kTileK = offsetof(Stage, k), kTileV = offsetof(Stage, v);
-constexpr uint32_t kTileGate = offsetof(Stage, v_gate), kTileFirst = offsetof(Stage, v_first);
+constexpr uint32_t kTileGate = offsetof(Stage, gate), kTileFirst = offsetof(Stage, v_first);
 constexpr uint32_t kScoreA = offsetof(Stage, scores), kScoreR = kScoreA + sizeof(Tile);
 constexpr uint32_t kScoreB = kScoreR + sizeof(Tile), kScoreK = kScoreB + sizeof(Tile);
 
@@ -45,11 +45,12 @@ class InputCopies {
     const TmixProducts& products = share_.p.products;
     copy(products.w, kTileA), copy(products.k, kTileK), copy(products.a, kTileB), copy(share_.p.r, kTileR);
   }
-  __device__ __forceinline__ void value_gates() const {
+  __device__ __forceinline__ void values() const {
     const TmixProducts& products = share_.p.products;
+    copy(products.v, kTileV);
     if (products.v_gate.data != nullptr) copy(products.v_gate, kTileGate), copy(products.v_first, kTileFirst);
   }
-  __device__ __forceinline__ void values() const { copy(share_.p.products.v, kTileV); }
+  __device__ __forceinline__ void output_gates() const { copy(share_.p.g, kTileGate); }  // once V is made
 
  private:
   __device__ __forceinline__ void copy(const Rows& rows, uint32_t tile) const {

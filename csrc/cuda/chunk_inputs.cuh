@@ -67,8 +67,8 @@ __device__ __forceinline__ void stage_values(const Share& share, const Constants
 }
 
 // A, R, B and K, and what scales them. Returns whether a number of K or R passed fp16's range, in any lane.
-// With kIsScaled, which reads from memory, `scales` are applied, and become the largest of what they are to keep within the range:
-// the absolutes of K and R, and the lengths of keys and receptances, whose product no number of R K^T exceeds.
+// With kIsScaled, which reads from memory, `scales` are applied, and become the largest of what they are to keep within the
+// range: the absolutes of K and R, and the lengths of keys and receptances, whose product no number of R K^T exceeds.
 template <bool kIsScaled>
 __device__ __forceinline__ bool stage_keys(const Share& share, const Constants& constants, Scales& scales, Stage& stage) {
   const int piece = share.piece, group = share.first / kTokens;

@@ -87,75 +87,56 @@ __device__ __forceinline__ void stage_chunk(const Share& share, const Constants&
   bool is_large = stage_keys<false>(share, constants, scales, stage);
   wait_for_copies<0>();
   stage_values<true>(share, constants, 1.0f, stage);
+  InputCopies(share, stage).output_gates(), commit_copies();
   if (lane == 0) stage.unscale = 1.0f;
   __syncwarp();
   is_large |= multiply_scores(stage, lane);
   if (is_large) stage_large_chunk(share, constants, stage, lane);
 }
 
-// Y to what the output matrix multiplies, for the chunk whose stage came back. A lane does half a head of one token.
-class Finisher {
- public:
-  // The gates, on their way while the consumers still work.
-  __device__ __forceinline__ void load(const TmixPrefillParams& p, const Span& span, int64_t head, int lane) {
-    token_ = lane % kChunk;
-    piece_ = lane / kChunk * kHalfPieces;
-    is_there_ = token_ < span.count;
-    row_ = span.first + token_;
-    channel_ = head * kHeadSize + piece_ * kPack;
-    const __half* const source = begin_of<__half>(p.g, span.first + (is_there_ ? token_ : 0)) + channel_;
+// From Y to what the output matrix multiplies, for the chunk whose stage came back. A lane does half a head of one token.
+__device__ __forceinline__ void finish_chunk(
+    const TmixPrefillParams& p, const Span& span, int64_t head, int lane, const Stage& stage, const Constants& constants) {
+  constexpr int kHalfPieces = kPieces / 2;
+  const int token = lane % kChunk, first_piece = lane / kChunk * kHalfPieces;
+  const SharedAddress v_row = address_of(&stage.v) + token * 128, gate_row = address_of(&stage.gate) + token * 128;
+  float y[kHalfPieces][kPack], sum = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kHalfPieces; ++i) gate_[i] = load_global(source + i * kPack);
+  for (int i = 0; i < kHalfPieces; ++i) {
+    const int piece = first_piece + i;
+    const SharedAddress y_tile = address_of(&stage.y) + piece / 2 * sizeof(stage.y[0]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 four = load_shared(y_tile + place_of_y(token, piece % 2 * 2 + half));
+      const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) y[i][half * 4 + j] = __uint_as_float(words[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) sum += y[i][j];
   }
-
-  __device__ __forceinline__ void run(const TmixPrefillParams& p, const Stage& stage, const Constants& constants) const {
-    const SharedAddress v_row = address_of(&stage.v) + token_ * 128, y_tiles = address_of(&stage.y);
-    float y[kHalfPieces][kPack], sum = 0.0f, squares = 0.0f;
+  const float mean = (sum + GPU_SHFL_XOR(sum, kChunk)) / kHeadSize;
 #pragma unroll
-    for (int i = 0; i < kHalfPieces; ++i) {
-      const int piece = piece_ + i;
-      const SharedAddress y_tile = y_tiles + piece / 2 * sizeof(stage.y[0]);
+  for (int i = 0; i < kHalfPieces; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 four = load_shared(y_tile + place_of_y(token_, piece % 2 * 2 + half));
-        const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y[i][half * 4 + j] = __uint_as_float(words[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) sum += y[i][j];
-    }
-    const float mean = (sum + GPU_SHFL_XOR(sum, kChunk)) / kHeadSize;
-#pragma unroll
-    for (int i = 0; i < kHalfPieces; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) y[i][j] -= mean, squares = fmaf(y[i][j], y[i][j], squares);
-    }
-    squares += GPU_SHFL_XOR(squares, kChunk);
-    const float unscale = stage.unscale, bonus = stage.bonus[token_] * unscale;
-    const float scale = unscale * reciprocal_root(squares * (unscale * unscale) / kHeadSize + kGroupNormEps);
-    __half* const out = static_cast<__half*>(p.out) + row_ * p.out_stride + channel_;
-#pragma unroll
-    for (int i = 0; i < kHalfPieces; ++i) {
-      float v[kPack], gate[kPack], weight[kPack], bias[kPack];
-      read_piece(load_shared(v_row + (((piece_ + i) ^ token_ % 8) << 4)), v);
-      read_piece(gate_[i], gate);
-      read_constants(constants[kLnWeight], piece_ + i, weight), read_constants(constants[kLnBias], piece_ + i, bias);
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) {
-        y[i][j] = fmaf(bonus, v[j], fmaf(y[i][j] * scale, weight[j], bias[j])) * gate[j];
-      }
-      if (is_there_) GPU_STORE(reinterpret_cast<uint4*>(out) + i, pieces_of(y[i]));
-    }
+    for (int j = 0; j < kPack; ++j) y[i][j] -= mean, squares = fmaf(y[i][j], y[i][j], squares);
   }
-
- private:
-  static constexpr int kHalfPieces = kPieces / 2;
-  uint4 gate_[kHalfPieces];
-  int64_t row_, channel_;
-  int token_, piece_;
-  bool is_there_;
-};
+  squares += GPU_SHFL_XOR(squares, kChunk);
+  const float unscale = stage.unscale, bonus = stage.bonus[token] * unscale;
+  const float scale = unscale * reciprocal_root(squares * (unscale * unscale) / kHeadSize + kGroupNormEps);
+  __half* const out = static_cast<__half*>(p.out) + (span.first + token) * p.out_stride + head * kHeadSize + first_piece * kPack;
+#pragma unroll
+  for (int i = 0; i < kHalfPieces; ++i) {
+    const int piece = first_piece + i;
+    const uint32_t place = (piece ^ token % 8) << 4;
+    float v[kPack], gate[kPack], weight[kPack], bias[kPack];
+    read_piece(load_shared(v_row + place), v), read_piece(load_shared(gate_row + place), gate);
+    read_constants(constants[kLnWeight], piece, weight), read_constants(constants[kLnBias], piece, bias);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) y[i][j] = fmaf(bonus, v[j], fmaf(y[i][j] * scale, weight[j], bias[j])) * gate[j];
+    if (token < span.count) GPU_STORE(reinterpret_cast<uint4*>(out) + i, pieces_of(y[i]));
+  }
+}
 
 // A producer's way through the chunks of the block's rows. While one chunk's Y is awaited and finished, the next one's inputs
 // come: each to its place as soon as nobody needs what lies there.
@@ -167,25 +148,26 @@ __device__ __forceinline__ void produce(
   ChunkWalk<kProducers> walk(p, producer, lane);
   Span span, next;
   if (!walk.next(span)) return;
-  const InputCopies first(Share(p, span, head, lane), stage);
-  first.keys(), first.value_gates(), commit_copies();
-  first.values(), commit_copies();
+  {
+    const InputCopies copies(Share(p, span, head, lane), stage);
+    copies.keys(), commit_copies();
+    copies.values(), commit_copies();
+  }
   for (int parity = 0;; parity ^= 1) {
     const bool has_next = walk.next(next);
-    const Share share(p, span, head, lane);
     wait_for_copies<1>();
-    stage_chunk(share, shared.constants, stage, lane);
+    stage_chunk(Share(p, span, head, lane), shared.constants, stage, lane);
     __syncwarp();
     if (lane == 0) arrive(full);
     const InputCopies copies(Share(p, next, head, lane), stage);
-    if (has_next) copies.value_gates();
-    Finisher finisher;
-    finisher.load(p, span, head, lane);
     wait_barrier(empty, parity);
-    if (has_next) copies.keys(), commit_copies();
-    finisher.run(p, stage, shared.constants);
+    if (has_next) copies.keys();
+    commit_copies();
+    wait_for_copies<1>();
+    __syncwarp();  // the gates are there for all
+    finish_chunk(p, span, head, lane, stage, shared.constants);
     if (!has_next) return;
-    __syncwarp();  // all have read V
+    __syncwarp();  // all have read values and gates
     copies.values(), commit_copies();
     span = next;
   }

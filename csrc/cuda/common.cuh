@@ -18,6 +18,7 @@ using gpu_stream_t = hipStream_t;
 #define GPU_TRAP() __builtin_trap()
 #define GPU_STORE(target, value) (*(target) = (value))
 #define GPU_LOAD_L2(source) albatross::load_from_l2(source)
+#define GPU_PREFETCH(address) static_cast<void>(address)
 #define GPU_FLOAT_TO_UINT(value) albatross::float_to_uint(value)
 #define GPU_SHFL(value, lane) __shfl(value, lane, 32)
 #define GPU_SHFL_XOR(value, lane_mask) __shfl_xor(value, lane_mask, 32)
@@ -32,6 +33,7 @@ using gpu_stream_t = cudaStream_t;
 #define GPU_TRAP() __trap()
 #define GPU_STORE(target, value) __stwb(target, value)  // an assignment may be compiled to a store for each member
 #define GPU_LOAD_L2(source) __ldcg(source)  // what another block wrote: the L1 cache may hold what was there before
+#define GPU_PREFETCH(address) asm volatile("prefetch.global.L2 [%0];" ::"l"(address))  // its 128 bytes, into the L2 cache
 #define GPU_FLOAT_TO_UINT(value) __float2uint_rz(value)  // towards zero; saturates, and not a number becomes zero
 #define GPU_SHFL(value, lane) __shfl_sync(0xffffffffu, value, lane)
 #define GPU_SHFL_XOR(value, lane_mask) __shfl_xor_sync(0xffffffffu, value, lane_mask)
@@ -86,6 +88,23 @@ __device__ __forceinline__ Packed<T, N> load_packed(const T* source) {
 #pragma unroll
     for (int i = 0; i < Packed<T, N>::kWords; i += 4) {
       const uint4 part = reinterpret_cast<const uint4*>(source)[i / 4];
+      packed.words[i] = part.x, packed.words[i + 1] = part.y, packed.words[i + 2] = part.z, packed.words[i + 3] = part.w;
+    }
+  }
+  return packed;
+}
+
+// What no kernel writes: such a load need not wait for the stores before it.
+template <typename T, int N>
+__device__ __forceinline__ Packed<T, N> load_constant(const T* source) {
+  Packed<T, N> packed;
+  if constexpr (Packed<T, N>::kWords == 2) {
+    const uint2 part = __ldg(reinterpret_cast<const uint2*>(source));
+    packed.words[0] = part.x, packed.words[1] = part.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < Packed<T, N>::kWords; i += 4) {
+      const uint4 part = __ldg(reinterpret_cast<const uint4*>(source) + i / 4);
       packed.words[i] = part.x, packed.words[i + 1] = part.y, packed.words[i + 2] = part.z, packed.words[i + 3] = part.w;
     }
   }

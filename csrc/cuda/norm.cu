@@ -3,7 +3,7 @@
 //
 // In float32:   x_out = x + delta     y = LN(x_out), rounded     mixed[m] = y + (y of the token before - y) mix[m]
 #include "launch.cuh"
-#include "norm.cuh"
+#include "norm_mix.cuh"
 
 namespace albatross {
 inline namespace norm_file {
@@ -12,179 +12,25 @@ inline namespace norm_file {
 // fill the card by themselves. In fp32, where a whole token would need more registers than there are, tokens are always shared.
 constexpr int64_t kMaxSharedTokens = 128;
 
-// From this many blocks on, a block takes a run of tokens, each of which is the next one's predecessor.
-constexpr int64_t kRunBlocks = 512;
-constexpr int64_t kMaxRun = 8;
+constexpr int resident_threads(bool is_shared, size_t io_bytes) { return !is_shared ? 1024 : io_bytes == 2 ? 768 : 512; }
 
-__host__ __device__ inline int64_t run_length(int64_t num_tokens) {
-  const int64_t length = num_tokens / kRunBlocks;
-  return length < 1 ? 1 : length > kMaxRun ? kMaxRun : length;
-}
-
-// Where a token stands in its row. A token of no row is its own first and last, in a row that is padding.
-struct Place {
-  int64_t begin = 0, end = 0;
-  int slot = -1;
-
-  __device__ __forceinline__ Place(const AddNormMixParams& p, int64_t token) {
-    // In a decode step token i is row i: looking there at once saves a trip to memory.
-    const int64_t guess = token < p.num_rows ? token : p.num_rows - 1;
-    if (guess >= 0) read(p, guess);
-    const int64_t row = p.token_rows[token];
-    if (row != guess && row >= 0 && row < p.num_rows) read(p, row);
-    if (token < begin || token >= end) begin = token, end = token + 1, slot = -1;
-    if (begin < 0 || end > p.input.num_tokens || slot >= p.num_slots) GPU_TRAP();
-  }
-
- private:
-  __device__ __forceinline__ void read(const AddNormMixParams& p, int64_t row) {
-    begin = p.cu_seqlens[row];
-    end = p.cu_seqlens[row + 1];
-    slot = p.slots[row];
-  }
-};
-
-// The constants of one pack.
-template <typename Io>
-struct MixConstants {
-  Packed<float, kPack> weight, bias;
-  Packed<Io, kPack> mix[kMaxMixes];
-
-  __device__ __forceinline__ void load_norm(const NormInput& input, int channel) {
-    weight = load_packed<float, kPack>(input.ln_weight + channel);
-    bias = load_packed<float, kPack>(input.ln_bias + channel);
-  }
-  __device__ __forceinline__ void load_mix(const AddNormMixParams& p, int channel) {
-#pragma unroll
-    for (int m = 0; m < kMaxMixes; ++m) {
-      if (m < p.num_mixes) mix[m] = load_packed<Io, kPack>(static_cast<const Io*>(p.mix) + m * p.input.num_channels + channel);
-    }
-  }
-};
-
-// One block's share of the tokens' channels: one pack a thread where a token is shared, else all.
+// Grid (tokens, packs of a thread) where tokens are shared, else (runs of tokens). Moves, per token and channel: x and delta in,
+// x_out and num_mixes numbers out; the token before a run is read again, and the last token of a row by the block of its first.
 template <typename Io, int kThreads, bool kIsShared>
-class MixBlock {
- public:
-  __device__ __forceinline__ explicit MixBlock(const AddNormMixParams& p) : p_(p), norm_(p.input) {
-    if (!kIsShared || !is_live(0)) return;
-    constants_.load_norm(p.input, channel(0));
-    constants_.load_mix(p, channel(0));
-  }
-
-  // Tokens first .. end - 1 in order, so that one token's y is there as the next one's predecessor.
-  __device__ __forceinline__ void run(int64_t first, int64_t end) {
-    Y before;
-    norm_.load(first);
-    for (int64_t token = first; token < end; ++token) {
-      const Place place(p_, token);
-      const bool begins_row = token == place.begin, has_state = begins_row && place.slot >= 0;
-      Io* const shift = static_cast<Io*>(p_.shift) + place.slot * p_.shift_stride;
-      if (begins_row) load_shift(has_state ? shift : nullptr, before);
-      Y y, other;
-      normalise(p_.x_out + token * p_.input.num_channels, y);
-      // Of one more token the norm is needed: of the row's last one by the block that replaces the row's state by it, and of the
-      // token before by the first of a run. The others have theirs.
-      const bool needs_last = has_state && token != place.end - 1, needs_before = !begins_row && token == first;
-      if (needs_last || needs_before) {
-        norm_.load(needs_last ? place.end - 1 : token - 1);
-        normalise(nullptr, other);
-      }
-      if (needs_before) before = other;
-      if (!needs_last) other = y;
-      // Nobody but this block reads or writes these channels of the slot, and it has read them.
-      if (has_state) store_shift(shift, other);
-      if (token + 1 < end) norm_.load(token + 1);  // on its way while this one is mixed
-      mix(token, before, y);
-      before = y;
-    }
-  }
-
- private:
-  static constexpr int kOwned = kIsShared ? 1 : kPacks;
-  using Norm = NormBlock<Io, kThreads>;
-  struct Y {
-    Packed<Io, kPack> packs[kOwned];
-  };
-
-  // The packs that are this block's.
-  __device__ __forceinline__ static int pack_index(int owned) { return kIsShared ? static_cast<int>(blockIdx.y) : owned; }
-  __device__ __forceinline__ static int channel(int owned) { return Norm::channel(pack_index(owned)); }
-  __device__ __forceinline__ bool is_live(int owned) const { return norm_.is_live(pack_index(owned)); }
-
-  __device__ __forceinline__ void load_shift(const Io* shift, Y& y) const {
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      y.packs[i] = {};
-      if (shift != nullptr && is_live(i)) y.packs[i] = load_packed<Io, kPack>(shift + channel(i));
-    }
-  }
-
-  __device__ __forceinline__ void store_shift(Io* shift, const Y& y) const {
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      if (is_live(i)) store_packed(shift + channel(i), y.packs[i]);
-    }
-  }
-
-  // The token whose loads were issued last. x_out is null where another block, or another pass, writes it.
-  __device__ __forceinline__ void normalise(float* x_out, Y& y) {
-    norm_.measure();
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      if (!is_live(i)) continue;
-      if (!kIsShared) constants_.load_norm(p_.input, channel(i));
-      float values[kPack];
-      norm_.read(pack_index(i), values);
-      y.packs[i] = norm_.normalised(values, constants_.weight, constants_.bias);
-      if (x_out == nullptr) continue;
-      Packed<float, kPack> packed;
-      pack(values, packed);
-      store_packed(x_out + channel(i), packed);
-    }
-  }
-
-  __device__ __forceinline__ void mix(int64_t token, const Y& before, const Y& y) {
-    const int64_t stride = p_.input.num_tokens * p_.input.num_channels;
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      if (!is_live(i)) continue;
-      if (!kIsShared) constants_.load_mix(p_, channel(i));
-      float own[kPack], difference[kPack];
-      unpack(y.packs[i], own);
-      unpack(before.packs[i], difference);
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) difference[j] -= own[j];
-      Io* mixed = static_cast<Io*>(p_.mixed) + token * p_.input.num_channels + channel(i);
-#pragma unroll
-      for (int m = 0; m < kMaxMixes; ++m, mixed += stride) {
-        if (m >= p_.num_mixes) break;
-        float values[kPack];
-        unpack(constants_.mix[m], values);
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) values[j] = fmaf(difference[j], values[j], own[j]);
-        Packed<Io, kPack> packed;
-        pack(values, packed);
-        store_packed(mixed, packed);
-      }
-    }
-  }
-
-  const AddNormMixParams& p_;
-  Norm norm_;
-  MixConstants<Io> constants_;
-};
-
-// Grid (runs of tokens, packs of a thread or 1). Moves, per token and channel: x and delta in, x_out and num_mixes numbers out;
-// the token before a run is read again, and the last token of a row by the block of its first.
-template <typename Io, int kThreads, bool kIsShared>
-__global__ void GPU_LAUNCH_BOUNDS(kThreads, (kIsShared && sizeof(Io) == 2 ? 768 : 512) / kThreads)
+__global__ void GPU_LAUNCH_BOUNDS(kThreads, resident_threads(kIsShared, sizeof(Io)) / kThreads)
 add_norm_mix_kernel(const AddNormMixParams p) {
-  MixBlock<Io, kThreads, kIsShared> block(p);
-  wait_for_inputs();
-  allow_dependents();
-  const int64_t length = kIsShared ? 1 : run_length(p.input.num_tokens), first = blockIdx.x * length, end = first + length;
-  block.run(first, kIsShared || end < p.input.num_tokens ? end : p.input.num_tokens);
+  if constexpr (kIsShared) {
+    SharedBlock<Io, kThreads> block(p);
+    wait_for_inputs();
+    allow_dependents();
+    block.run(blockIdx.x);
+  } else {
+    RunBlock<Io, kThreads> block(p);
+    wait_for_inputs();
+    allow_dependents();
+    const int64_t length = run_length(p.input.num_tokens, kThreads), first = blockIdx.x * length, end = first + length;
+    block.run(static_cast<int>(first), static_cast<int>(end < p.input.num_tokens ? end : p.input.num_tokens));
+  }
 }
 
 // Grid (chosen tokens). Moves, per token and channel: x and delta in, one number out.
@@ -219,7 +65,7 @@ const char* mix(const AddNormMixParams& p, gpu_stream_t stream) {
   constexpr int width = NormBlock<Io, kThreads>::kWidth;
   if constexpr (sizeof(Io) == 2) {
     if (p.input.num_tokens > kMaxSharedTokens) {
-      const int64_t length = run_length(p.input.num_tokens);
+      const int64_t length = run_length(p.input.num_tokens, kThreads);
       const dim3 grid(static_cast<unsigned>((p.input.num_tokens + length - 1) / length));
       return launch_dependent(add_norm_mix_kernel<Io, kThreads, false>, grid, kThreads, 0, stream, p);
     }

@@ -24,6 +24,21 @@ class NormBlock {
   __device__ __forceinline__ static int channel(int pack) { return first_channel() + pack * kWidth; }
   __device__ __forceinline__ bool is_live(int pack) const { return channel(pack) < input_.num_channels; }
 
+  // Has a token brought into the L2 cache, where the card can.
+  __device__ __forceinline__ void prefetch(int64_t token) const {
+    constexpr int kLine = 128;
+    const float* const x = input_.x + token * input_.num_channels;
+    for (int i = static_cast<int>(threadIdx.x) * (kLine / 4); i < input_.num_channels; i += kThreads * (kLine / 4)) {
+      GPU_PREFETCH(x + i);
+    }
+    if (input_.delta.data == nullptr) return;
+    constexpr int kStep = kLine / sizeof(Io);
+    const Io* const delta = static_cast<const Io*>(input_.delta.data) + token * input_.delta.stride;
+    for (int i = (kThreads - 1 - static_cast<int>(threadIdx.x)) * kStep; i < input_.num_channels; i += kThreads * kStep) {
+      GPU_PREFETCH(delta + i);
+    }
+  }
+
   // Issues the loads of a token; `measure` waits for them.
   __device__ __forceinline__ void load(int64_t token) {
     const float* const x = input_.x + token * input_.num_channels + first_channel();

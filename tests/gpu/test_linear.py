@@ -6,6 +6,7 @@ from torch import Tensor
 
 from albatross import ops
 from albatross.constants import CMIX_BOUND, CMIX_SCALE
+from albatross.models.linear import Linear, LowRank, Product
 from albatross.ops.linear import grouped_linear, sparse_linear, workspace
 from albatross.reference import linear as reference
 
@@ -74,6 +75,26 @@ def test_products_of_one_launch_may_have_different_numbers_of_rows() -> None:
     xs, outs = x.split(8), out.split(8)
     grouped_linear(xs * 8, [weight] * 32, ["tanh"] * 32, outs * 8)
     assert relative_error(out, torch.tanh(x.double() @ weight.double().T)) < 4e-4
+
+
+@pytest.mark.parametrize("ranks", [(96, 128, 128, 480), (96, 96, 256)])
+@pytest.mark.parametrize("num_rows", [100, 129, 1000])
+def test_low_rank_products_by_torch_go_where_they_belong_without_a_copy(num_rows: int, ranks: tuple[int, ...]) -> None:
+    """What cuBLAS could not write in place would go through memory of its own."""
+    n, rank = len(ranks), max(ranks)
+    x, rkv, down, up = randn(n, num_rows, 1024), randn(3, 1024, 1024) / 32, randn(n, rank, 1024) / 32, randn(n, 1024, rank) / 16
+    for i, each in enumerate(ranks):
+        down[i, each:], up[i, :, each:] = 0, 0
+    out, hidden, loras = poisoned(3, num_rows, 1024), poisoned(n, num_rows, rank), poisoned(n, num_rows, 1024)
+    main = Product(x[:3], rkv, out)
+    low_rank = LowRank(x, down, hidden, up, loras, ranks, ["none"] * (n - 1) + ["sigmoid"])
+    Linear().project(main, low_rank)  # cuBLAS takes its own workspace once
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    Linear().project(main, low_rank)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    first = x.double() @ down.double().mT
+    first[-1].sigmoid_()
+    assert relative_error(loras, first @ up.double().mT) < 2e-3
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])

@@ -250,7 +250,11 @@ def test_a_nan_stays_in_its_row() -> None:
     assert out[:25].isnan().any()
 
 
-def test_fp32_vectors_are_refused() -> None:
-    tensors = make_tmix(2, HEADS, torch.float32, DEVICE)
-    with pytest.raises(RuntimeError, match=r"tmix_prefill: r must be float16 .*, found float32"):
-        prefill(make_pool(1, HEADS, torch.float32, DEVICE), tensors, [2], [0])
+def test_fp32_vectors_go_by_the_scan() -> None:
+    lengths, slots = [17, 0, 3, 5], [2, 1, -1, 0]
+    tensors, pool = make_tmix(25, HEADS, torch.float32, DEVICE), make_pool(3, HEADS, torch.float32, DEVICE)
+    expected_pool, expected_out = oracle_prefill(pool, tensors, lengths, slots)
+    out = prefill(pool, tensors, lengths, slots)
+    assert error(pool, expected_pool) < 1e-5
+    assert error(out, expected_out) < 1e-5
+    assert torch.equal(out.isnan().cpu(), expected_out.isnan())

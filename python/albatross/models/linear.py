@@ -7,6 +7,7 @@ rows `tuning` remembers which is quicker for which product. Everywhere else torc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from albatross.reference import squared_relu
 Activation = Literal["none", "tanh", "sigmoid", "squared_relu"]
 
 LOW_RANK_LIMIT = ROWS_LIMIT * 2  # most rows of low-rank products by our kernel, in parts
+_BATCHED_ROWS = 128  # most rows whose low-rank products are one batch: padding costs less than launches for few rows
+_MIN_FILL = 0.75  # least share of a batch for more rows that is no padding; it parts g, of a large rank, from v, w and a
 _REPEATS = 4  # replays of one measurement
 
 
@@ -49,7 +52,8 @@ class LowRank(NamedTuple):
     """Low-rank projections of n inputs: out[i] = activation[i](x[i] @ down[i]^T) @ up[i]^T.
 
     x: [n, T, C]; down: [n, R, C]; hidden: [n, T, R], written on the way; up: [n, C, R]; out: [n, T, C]. Ranks below R, the
-    largest, are padded with zeros in `up`, so that what stands in `hidden` past a rank is of no consequence if it is finite.
+    largest, are padded with zeros in `down` and `up`: who multiplies past a rank writes finite numbers into `hidden` first,
+    and `up` makes nothing of them. Ranks are multiples of 8, so that cuBLAS reads and writes slices of them where they lie.
     """
 
     x: Tensor
@@ -69,6 +73,27 @@ class LowRank(NamedTuple):
     def ups(self) -> list[Product]:
         parts = zip(self.hidden, self.up, self.out, self.ranks, strict=True)
         return [Product(hidden[:, :rank], up[:, :rank], out) for hidden, up, out, rank in parts]
+
+    @property
+    def groups(self) -> list["LowRank"]:
+        """The same projections by neighbours of like ranks, which one batched product computes with little padding."""
+        return [self._take(own) for own in _like_ranks(self.ranks)]
+
+    def _take(self, own: slice) -> "LowRank":
+        ranks, activations = self.ranks[own], self.activations[own]
+        rank = max(ranks)
+        down, hidden, up = self.down[own, :rank], self.hidden[own, :, :rank], self.up[own, :, :rank]
+        return LowRank(self.x[own], down, hidden, up, self.out[own], ranks, activations)
+
+
+def _like_ranks(ranks: Sequence[int]) -> list[slice]:
+    """Divides ranks into runs, each as long as padding all of it to its largest keeps _MIN_FILL."""
+    starts = [0]
+    for i in range(1, len(ranks)):
+        run = ranks[starts[-1] : i + 1]
+        if sum(run) < _MIN_FILL * len(run) * max(run):
+            starts.append(i)
+    return [slice(start, end) for start, end in pairwise([*starts, len(ranks)])]
 
 
 class Linear:
@@ -252,14 +277,19 @@ def _multiply_by_torch(product: Product) -> None:
 
 
 def _multiply_low_rank_by_torch(low_rank: LowRank) -> None:
-    """All ranks as if they were the largest, in one batched product a stage."""
-    torch.bmm(low_rank.x, low_rank.down.mT, out=low_rank.hidden)
-    for hidden, name in zip(low_rank.hidden, low_rank.activations, strict=True):
-        if name == "tanh":
-            hidden.tanh_()
-        elif name == "sigmoid":
-            hidden.sigmoid_()
-    torch.bmm(low_rank.hidden, low_rank.up.mT, out=low_rank.out)
+    """One batched product a stage, as if all ranks were the largest; for many rows one for each of the groups.
+
+    torch writes into the slices of `hidden` that are a group's without a copy: each row is in one piece, rows R apart.
+    """
+    groups = low_rank.groups if low_rank.x.shape[1] > _BATCHED_ROWS else [low_rank]
+    for x, down, hidden, up, out, ranks, activations in groups:
+        torch.bmm(x, down.mT, out=hidden)
+        for part, rank, name in zip(hidden, ranks, activations, strict=True):
+            if name == "tanh":
+                part[:, :rank].tanh_()
+            elif name == "sigmoid":
+                part[:, :rank].sigmoid_()
+        torch.bmm(hidden, up.mT, out=out)
 
 
 def _multiply_value_by_torch(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
