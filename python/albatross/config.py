@@ -107,7 +107,7 @@ class EngineConfig(_Settings):
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences that run at once in a worker: slots of its state pool.")
     max_num_batched_tokens: int = Field(
         0, ge=0, le=1 << 20,
-        description="Tokens of one step of a worker: decode rows and prompt chunks. 0: 2048 on CUDA, 256 on the CPU.",
+        description="Tokens of one step of a worker: decode rows and prompt chunks. 0: 4096 on CUDA, 256 on the CPU.",
     )
     prefill_pace: float = Field(
         4.0, ge=0,
@@ -151,7 +151,7 @@ class EngineConfig(_Settings):
 
     def token_budget(self, device_type: str) -> int:
         """Tokens of one step on a device of this type ('cpu' or 'cuda')."""
-        chosen = self.max_num_batched_tokens or (2048 if device_type == "cuda" else 256)
+        chosen = self.max_num_batched_tokens or (4096 if device_type == "cuda" else 256)
         return max(chosen, self.max_num_seqs)
 
     def steps_ahead(self, device_type: str) -> int:

@@ -81,7 +81,7 @@ class Simulation:
     """An engine on a simulated device, and the requests it was given."""
 
     def __init__(
-        self, cost: Cost, num_slots: int, budget: int = 2048, timings: Sequence[Timing] = (), **settings: float
+        self, cost: Cost, num_slots: int, budget: int = 4096, timings: Sequence[Timing] = (), **settings: float
     ) -> None:
         self.clock = Clock()
         self.runner = SimulatedRunner(cost, self.clock, num_slots, budget, timings)

@@ -13,7 +13,7 @@ from albatross.engine.scheduler import OLDEST_SHARE, REST_STEPS
 
 TILE = 128
 SLOTS = 72
-BUDGET = 2048
+BUDGET = 4096
 FORGOTTEN = 128  # steps after which what was measured in other times plays no part
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 
@@ -216,7 +216,7 @@ def test_a_device_that_becomes_slower_for_good_is_followed() -> None:
 def test_nothing_but_the_budget_bounds_a_prompt_beside_which_nothing_runs() -> None:
     simulation = Simulation(card, SLOTS, timings=measured(card, SLOTS, BUDGET))
     simulation.run_until(simulation.add(32_768, 1))
-    assert [step.num_tokens for step in simulation.runner.steps] == [BUDGET] * 16
+    assert [step.num_tokens for step in simulation.runner.steps] == [BUDGET] * (32_768 // BUDGET)
 
 
 def test_pace_zero_reads_as_much_as_the_budget_holds() -> None:

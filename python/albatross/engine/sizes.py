@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 _FINE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-_STRIDES = ((256, 32), (512, 64), (1 << 30, 128))  # up to so many rows, a graph every so many
+_STRIDES = ((256, 32), (512, 64), (2048, 128), (1 << 30, 512))  # up to so many rows, a graph every so many
 _LEAST_MIXED = 8  # tokens of the smallest step with prompts
 
 
