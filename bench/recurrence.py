@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     num_vectors: int
 
 
-def _call(op: Callable[..., None], *arguments: Tensor) -> None:
+def _call(op: Callable[..., None], *arguments: Tensor | None) -> None:
     op(*arguments)
 
 
@@ -43,8 +43,8 @@ def scan(rows: Rows) -> Step:
 
 def chunked_mixing(rows: Rows) -> Step:
     products = random_products(rows.num_tokens, rows.pool.shape[1], rows.pool.device)
-    out = torch.empty_like(products["r"])
-    return partial(_call, ops.tmix_prefill, rows.pool, *products.values(), rows.bounds, rows.slots, out)
+    out, segments = torch.empty_like(products["r"]), ops.segment_room(rows.pool.shape[1], rows.num_tokens, rows.pool.device)
+    return partial(_call, ops.tmix_prefill, rows.pool, *products.values(), rows.bounds, rows.slots, out, segments)
 
 
 def scanned_mixing(rows: Rows) -> Step:

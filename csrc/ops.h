@@ -58,7 +58,7 @@ void tmix_decode(
     const Tensor& out);                    // [T, C] fp, zero for padding; mutated
 
 // The same for one packed sequence a row: row i is tokens cu_seqlens[i] : cu_seqlens[i + 1]. Arguments as above but all fp16 that
-// are fp there; tokens of no row, and those of padding, are left alone in out.
+// are fp there; tokens of no row, and those of padding, are left alone in out. Long rows may be split, into up to N parts in all.
 void tmix_prefill(
     const Tensor& state,
     const Tensor& r,
@@ -79,7 +79,8 @@ void tmix_prefill(
     const Tensor& ln_bias,
     const Tensor& cu_seqlens,  // [R + 1] int32, rising, within [0, T]
     const Tensor& slots,       // [R] int32; negative: padding
-    const Tensor& out);
+    const Tensor& out,
+    const std::optional<Tensor>& segments);  // [N, H, 2, 64, 64] fp32: what the parts hand on; mutated
 
 // The part of it before the recurrence, for wkv7_prefill. Arguments as above.
 void tmix_prepare(

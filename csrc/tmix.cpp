@@ -111,7 +111,7 @@ void tmix_prefill(const Tensor& state, const Tensor& r, const Tensor& k, const T
                   const std::optional<Tensor>& v_gate, const Tensor& g, const std::optional<Tensor>& v_first, const Tensor& w0,
                   const Tensor& a0, const std::optional<Tensor>& v0, const Tensor& k_k, const Tensor& k_a, const Tensor& r_k,
                   const Tensor& ln_weight, const Tensor& ln_bias, const Tensor& cu_seqlens, const Tensor& slots,
-                  const Tensor& out) {
+                  const Tensor& out, const std::optional<Tensor>& segments) {
   constexpr const char* op = "tmix_prefill";
   if (r.scalar_type() != ScalarType::Half) refuse(op, "r", "float16 on a CUDA card", r);
   TmixPrefillParams params{};
@@ -121,6 +121,12 @@ void tmix_prefill(const Tensor& state, const Tensor& r, const Tensor& k, const T
   check_tensor(op, "cu_seqlens", cu_seqlens, ScalarType::Int, {params.num_rows + 1}, "[R + 1]", r);
   params.slots = static_cast<const int32_t*>(slots.data_ptr());
   params.cu_seqlens = static_cast<const int32_t*>(cu_seqlens.data_ptr());
+  if (segments.has_value()) {
+    params.num_segments = segments->dim() ? segments->size(0) : 0;
+    void* const room = checked_data(op, "segments", *segments, ScalarType::Float,
+                                    {params.num_segments, params.num_heads, 2, kHeadSize, kHeadSize}, "[N, H, 2, 64, 64]", r);
+    params.segments = static_cast<float*>(room);
+  }
   launch(op, r, params, launch_tmix_prefill);
 }
 

@@ -81,7 +81,9 @@ class PrefillParams(ctypes.Structure):
         *((name, Rows) for name in ("k", "v", "w", "a", "v_gate", "v_first", "r", "g")),
         *((name, ctypes.c_void_p) for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k", "ln_weight", "ln_bias")),
         *((name, ctypes.c_void_p) for name in ("slots", "cu_seqlens", "out")),
-        *((name, ctypes.c_int64) for name in ("out_stride", "num_tokens", "num_rows", "num_heads")),
+        ("out_stride", ctypes.c_int64),
+        ("segments", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_segments", "num_tokens", "num_rows", "num_heads")),
     )
 
 
@@ -111,10 +113,11 @@ class HostKernels:
         out: torch.Tensor,
         num_producers: int = 8,
         num_blocks: int = 1,
+        segments: torch.Tensor | None = None,
     ) -> None:
-        """As the op: pool [S, H, 64, 64] and out [T, C] are written. num_blocks: that the card holds at once."""
+        """As the op: pool [S, H, 64, 64], out [T, C] and segments are written. num_blocks: that the card holds at once."""
         places, ends = (torch.tensor(x, dtype=torch.int32) for x in (slots, bounds(lengths)))
-        given: Tensors = {**tensors, "state": pool, "slots": places, "cu_seqlens": ends, "out": out}
+        given: Tensors = {**tensors, "state": pool, "slots": places, "cu_seqlens": ends, "out": out, "segments": segments}
         params = PrefillParams()
         for name, kind in PrefillParams._fields_:
             x = given.get(name)
@@ -122,9 +125,15 @@ class HostKernels:
                 setattr(params, name, Rows(x.data_ptr(), x.stride(0)) if kind is Rows else x.data_ptr())
         params.state_stride, params.num_slots, params.num_heads = pool.stride(0), pool.shape[0], pool.shape[1]
         params.state_dtype = (torch.float16, torch.float32).index(pool.dtype)
+        params.num_segments = 0 if segments is None else len(segments)
         params.out_stride, params.num_tokens, params.num_rows = out.stride(0), out.shape[0], len(slots)
         size = ctypes.c_size_t(ctypes.sizeof(params))
         raise_error(self._library.emu_tmix_prefill(ctypes.byref(params), size, ROOMS[num_producers], num_blocks))
+
+    def num_segments(self, lengths: list[int], room: int) -> list[int]:
+        """Into how many each of these rows is split."""
+        chunks = [-(-length // 16) for length in lengths]
+        return [self._library.emu_num_segments(own, sum(chunks), ctypes.c_int64(room)) for own in chunks]
 
     def conflicts(self) -> dict[str, int]:
         """Passes of shared memory that were too many, by the function that asked for them; forgets them."""

@@ -129,10 +129,17 @@ __device__ __forceinline__ void keep_lower(Product& d, int lane, int offset) {
   }
 }
 
+// Of the rows of a call.
+struct Plan {
+  int num_rows;    // of which only the last may be read: all behind are padding or have no tokens
+  int num_chunks;  // of those that have tokens and a slot; 0: none is split
+};
+
 template <int kProducers>
 struct Shared {
   Stage stages[kProducers];
   Constants constants;
+  Plan plan;
   uint64_t full[kProducers], empty[kProducers];  // barriers: a producer has filled its stage; the consumers are done with it
 };
 

@@ -34,8 +34,22 @@ constexpr uint32_t kScoreB = kScoreR + sizeof(Tile), kScoreK = kScoreB + sizeof(
 // The same piece i rows further on, from a row that is a multiple of 4, i less than 4.
 __device__ __forceinline__ SharedAddress next_row(SharedAddress address, int i) { return (address ^ (i << 4)) + i * 128; }
 
-// What a chunk reads comes to the places of what is made of it, long before it is needed, and each lane copies what it will read
-// itself: its own `wait_for_copies` is all that it needs.
+// Where raw products wait: in the place of what is made of them. For a summary, where nothing else lies, or nothing while the
+// consumers work, so that the next chunk's come meanwhile.
+template <Pass kPass>
+struct Raw;
+template <>
+struct Raw<Pass::kOutput> {
+  static constexpr uint32_t kW = kTileA, kK = kTileK, kA = kTileB, kR = kTileR, kV = kTileV;
+};
+template <>
+struct Raw<Pass::kSummary> {
+  static constexpr uint32_t kW = kScoreR, kK = kScoreK, kA = kScoreB, kV = kTileR;
+};
+
+// What a chunk reads comes long before it is needed, and each lane copies what it will read itself: its own `wait_for_copies` is
+// all that it needs.
+template <Pass kPass>
 class InputCopies {
  public:
   __device__ __forceinline__ InputCopies(const Share& share, Stage& stage)
@@ -43,11 +57,12 @@ class InputCopies {
 
   __device__ __forceinline__ void keys() const {
     const TmixProducts& products = share_.p.products;
-    copy(products.w, kTileA), copy(products.k, kTileK), copy(products.a, kTileB), copy(share_.p.r, kTileR);
+    copy(products.w, Raw<kPass>::kW), copy(products.k, Raw<kPass>::kK), copy(products.a, Raw<kPass>::kA);
+    if constexpr (kPass == Pass::kOutput) copy(share_.p.r, Raw<kPass>::kR);
   }
   __device__ __forceinline__ void values() const {
     const TmixProducts& products = share_.p.products;
-    copy(products.v, kTileV);
+    copy(products.v, Raw<kPass>::kV);
     if (products.v_gate.data != nullptr) copy(products.v_gate, kTileGate), copy(products.v_first, kTileFirst);
   }
   __device__ __forceinline__ void output_gates() const { copy(share_.p.g, kTileGate); }  // once V is made

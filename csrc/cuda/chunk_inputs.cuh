@@ -38,19 +38,19 @@ __device__ __forceinline__ float length_of(const float (&values)[kPack]) {
 }
 
 // V as the state takes it.
-template <bool kIsCopied>
+template <bool kIsCopied, Pass kPass>
 __device__ __forceinline__ void stage_values(const Share& share, const Constants& constants, float scale, Stage& stage) {
   const SharedAddress place = address_of(&stage) + place_of(share.first, share.piece);
   const TmixProducts& products = share.p.products;
   const bool is_gated = products.v_gate.data != nullptr;
-  if (kIsCopied && !is_gated) return;  // they lie where they should
+  if (kIsCopied && kPass == Pass::kOutput && !is_gated) return;  // they lie where they should
   float v0[kPack];
   if (is_gated) read_constants(constants[kV0], share.piece, v0);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const SharedAddress row = next_row(place, i);
     float own[kPack];
-    read_piece(piece_of<kIsCopied>(share, products.v, i, row + kTileV), own);
+    read_piece(piece_of<kIsCopied>(share, products.v, i, row + Raw<kPass>::kV), own);
     if (is_gated) {
       float first[kPack], gate[kPack];
       read_piece(piece_of<kIsCopied>(share, products.v_first, i, row + kTileFirst), first);
@@ -66,14 +66,16 @@ __device__ __forceinline__ void stage_values(const Share& share, const Constants
   }
 }
 
-// A, R, B and K, and what scales them. Returns whether a number of K or R passed fp16's range, in any lane.
+// A, R, B and K, and what scales them; R and the bonus for the output alone. Returns whether a number of K or R passed fp16's
+// range, in any lane.
 // With kIsScaled, which reads from memory, `scales` are applied, and become the largest of what they are to keep within the
 // range: the absolutes of K and R, and the lengths of keys and receptances, whose product no number of R K^T exceeds.
-template <bool kIsScaled>
+template <bool kIsScaled, Pass kPass>
 __device__ __forceinline__ bool stage_keys(const Share& share, const Constants& constants, Scales& scales, Stage& stage) {
   const int piece = share.piece, group = share.first / kTokens;
   const SharedAddress place = address_of(&stage) + place_of(share.first, piece);
   const TmixProducts& products = share.p.products;
+  constexpr bool kHasR = kPass == Pass::kOutput;
 
   // Sums of binary logarithms of the decays, over the lane's tokens; `offset` adds those of the groups before, and takes off that
   // of the middle.
@@ -84,7 +86,7 @@ __device__ __forceinline__ bool stage_keys(const Share& share, const Constants& 
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       float logit[kPack];
-      read_piece(piece_of<!kIsScaled>(share, products.w, i, next_row(place, i) + kTileA), logit);
+      read_piece(piece_of<!kIsScaled>(share, products.w, i, next_row(place, i) + Raw<kPass>::kW), logit);
       const float scale = share.has(i) ? -kDecayScale * kLog2E : 0.0f;
 #pragma unroll
       for (int j = 0; j < kPack; ++j) sums[i][j] = fmaf(scale, sigmoid_of(logit[j], w0[j]), i == 0 ? 0.0f : sums[i - 1][j]);
@@ -123,29 +125,33 @@ __device__ __forceinline__ bool stage_keys(const Share& share, const Constants& 
     const SharedAddress row = next_row(place, i);
     float a0[kPack], k_k[kPack], k_a[kPack], r_k[kPack];  // read again for each token: registers are scarcer
     read_constants(constants[kA0], piece, a0), read_constants(constants[kKk], piece, k_k);
-    read_constants(constants[kKa], piece, k_a), read_constants(constants[kRk], piece, r_k);
+    read_constants(constants[kKa], piece, k_a);
+    if constexpr (kHasR) read_constants(constants[kRk], piece, r_k);
     float kk[kPack], gate[kPack], key[kPack], receptance[kPack], squares = 0.0f, bonus = 0.0f;
-    uint4 raw_key = piece_of<!kIsScaled>(share, products.k, i, row + kTileK);
+    uint4 raw_key = piece_of<!kIsScaled>(share, products.k, i, row + Raw<kPass>::kK);
     if (!share.has(i)) raw_key = make_uint4(0, 0, 0, 0);
     read_piece(raw_key, key);
-    read_piece(piece_of<!kIsScaled>(share, products.a, i, row + kTileB), gate);
-    read_piece(piece_of<!kIsScaled>(share, share.p.r, i, row + kTileR), receptance);
+    read_piece(piece_of<!kIsScaled>(share, products.a, i, row + Raw<kPass>::kA), gate);
+    if constexpr (kHasR) read_piece(piece_of<!kIsScaled>(share, share.p.r, i, row + Raw<kPass>::kR), receptance);
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
-      if constexpr (kIsScaled) key[j] *= scales.key, receptance[j] *= scales.receptance;
+      if constexpr (kIsScaled) key[j] *= scales.key;
+      if constexpr (kIsScaled && kHasR) receptance[j] *= scales.receptance;
       gate[j] = sigmoid_of(gate[j], a0[j]);
       kk[j] = key[j] * k_k[j];
       squares = fmaf(kk[j], kk[j], squares);
       key[j] = fmaf(key[j], fmaf(gate[j], k_a[j], -k_a[j]), key[j]);
-      bonus = fmaf(receptance[j] * key[j], r_k[j], bonus);
+      if constexpr (kHasR) bonus = fmaf(receptance[j] * key[j], r_k[j], bonus);
     }
     if constexpr (kIsScaled) {
       largest.key = fmaxf(largest.key, length_of(key));
-      largest.receptance = fmaxf(largest.receptance, length_of(receptance));
+      if constexpr (kHasR) largest.receptance = fmaxf(largest.receptance, length_of(receptance));
     }
     const float scale = reciprocal_root(squared_length(lane_sum<kPieces>(squares)));
-    bonus = lane_sum<kPieces>(bonus);
-    if (piece == 0) stage.bonus[share.first + i] = bonus;
+    if constexpr (kHasR) {
+      bonus = lane_sum<kPieces>(bonus);
+      if (piece == 0) stage.bonus[share.first + i] = bonus;
+    }
     float out[kPack], from[kPack];
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
@@ -153,8 +159,8 @@ __device__ __forceinline__ bool stage_keys(const Share& share, const Constants& 
       out[j] = -kk[j] * before[j];
       before[j] = exp2_of(sums[i][j] + offset[j]);
       from[j] = exp2_of(-(sums[i][j] + offset[j]));
-      receptance[j] *= before[j];
-      if constexpr (kIsScaled) largest.receptance = fmaxf(largest.receptance, fabsf(receptance[j]));
+      if constexpr (kHasR) receptance[j] *= before[j];
+      if constexpr (kIsScaled && kHasR) largest.receptance = fmaxf(largest.receptance, fabsf(receptance[j]));
     }
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
@@ -162,16 +168,22 @@ __device__ __forceinline__ bool stage_keys(const Share& share, const Constants& 
       key[j] *= from[j];
       if constexpr (kIsScaled) largest.key = fmaxf(largest.key, fabsf(key[j]));
     }
-    const uint4 r_score = pieces_of(receptance), k_score = pieces_of(key);
+    const uint4 k_score = pieces_of(key);
     store_shared(row + kScoreA, pieces_of(out));
-    store_shared(row + kScoreR, r_score);
     store_shared(row + kScoreB, pieces_of(kk));
     store_shared(row + kScoreK, k_score);
-    most = largest_of(most, r_score), most = largest_of(most, k_score);
+    most = largest_of(most, k_score);
+    if constexpr (kHasR) {
+      const uint4 r_score = pieces_of(receptance);
+      store_shared(row + kScoreR, r_score);
+      most = largest_of(most, r_score);
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) out[j] *= early[j], receptance[j] *= early[j], kk[j] *= rest[j], key[j] *= rest[j];
+      for (int j = 0; j < kPack; ++j) receptance[j] *= early[j];
+      store_shared(row + kTileR, pieces_of(receptance));
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) out[j] *= early[j], kk[j] *= rest[j], key[j] *= rest[j];
     store_shared(row + kTileA, pieces_of(out));
-    store_shared(row + kTileR, pieces_of(receptance));
     store_shared(row + kTileB, pieces_of(kk));
     store_shared(row + kTileK, pieces_of(key));
   }

@@ -28,6 +28,14 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
   mma(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
+// d += a b for a 16x8 and b 8x8 of TF32, fp32 numbers whose last 13 bits are zero: PTX mma.m16n8k8. Lane 4 g + t has of a rows g
+// and g + 8 of column t, then of column t + 4; of b column g of rows t and t + 4; of d what `mma` leaves.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 __device__ __forceinline__ float exp2_of(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -58,6 +58,8 @@ struct TmixPrefillParams {
   const int32_t* cu_seqlens;  // [num_rows + 1]
   void* out;
   int64_t out_stride;
+  float* segments;  // [num_segments, num_heads, 2, 64, 64]: into so many long rows may be split in all; null where it is 0
+  int64_t num_segments;
   int64_t num_tokens;
   int64_t num_rows;
   int64_t num_heads;

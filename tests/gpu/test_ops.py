@@ -48,7 +48,8 @@ def arguments_of(op: str, num_tokens: int = 3, device: str = DEVICE) -> Argument
         tensors |= {"state": make_pool(num_tokens + 1, HEADS, torch.float16, device), "slots": rows[:num_rows].clone(), **out}
         bounds = [0, 1, num_tokens][: num_rows + 1]
         tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32, device=device)
-        return {name: tensors[name] for name in PREFILL}
+        segments = torch.zeros(4, HEADS, 2, 64, 64, device=device)
+        return {name: tensors[name] for name in PREFILL} | {"segments": segments}
     if op == "tmix_prepare":
         return {name: tensors[name] for name in PREPARE} | {name: half(num_tokens, WIDTH, device=device) for name in OUTPUTS}
     if op == "tmix_readout":

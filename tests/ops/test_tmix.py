@@ -40,7 +40,7 @@ MUTATED = {
     "add_norm_mix": {"shift", "x_out", "mixed"},
     "add_norm": {"out"},
     "tmix_decode": {"state", "out"},
-    "tmix_prefill": {"state", "out"},
+    "tmix_prefill": {"state", "out", "segments"},
     "tmix_prepare": set(OUTPUTS),
     "tmix_readout": {"out"},
     "squared_relu": {"x"},
@@ -239,11 +239,18 @@ def opcheck_arguments() -> dict[str, tuple[torch.Tensor | None, ...]]:
         ),
         "add_norm": (*norm.values(), torch.tensor([3, 1]), torch.zeros(2, WIDTH, dtype=half)),
         "tmix_decode": tuple(arguments[name] for name in DECODE),
-        "tmix_prefill": tuple({**arguments, "cu_seqlens": int32([0, 2, 2, 3])}[name] for name in PREFILL),
+        "tmix_prefill": (
+            *({**arguments, "cu_seqlens": int32([0, 2, 2, 3])}[name] for name in PREFILL),
+            torch.zeros(2, HEADS, 2, 64, 64),
+        ),
         "tmix_prepare": (*(tensors[name] for name in PREPARE), *outputs),
         "tmix_readout": (*(arguments[name] for name in ("v_first", "r", "k", "v", "g", *READOUT, "out")),),
         "squared_relu": (torch.ones(3, 5, dtype=half),),
     }
+
+
+def test_on_the_cpu_no_sequence_is_split() -> None:
+    assert ops.segment_room(HEADS, 100_000, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("op", MUTATED)
@@ -290,6 +297,8 @@ REFUSALS = {
         ("slots", single(3, dtype=torch.int64), r"slots must be contiguous int32 \[R\] .* found int64"),
         ("cu_seqlens", int32([0, 3]), r"cu_seqlens must be contiguous int32 \[R \+ 1\] = \[4\] .* found int32 \[2\]"),
         ("out", half(2, WIDTH), r"out must be float16 \[T, C\] = \[3, 192\] .* found"),
+        ("segments", single(2, HEADS, 64, 64), r"segments must be contiguous float32 \[N, H, 2, 64, 64\] = \[2, 3, 2, 64, 64\]"),
+        ("segments", half(2, HEADS, 2, 64, 64), "segments must be contiguous float32 .* found float16"),
     ],
     "tmix_prepare": [
         ("k", half(3, 100), "k must be .* C a multiple of 64, found"),

@@ -74,6 +74,7 @@ class Workspace:
         self.lora_hidden = empty(len(LORAS), num_tokens, rank)
         self.loras = empty(len(LORAS), *shape)
         self.cmix_hidden = empty(num_tokens, config.ffn_size)
+        self.segments = ops.segment_room(config.num_heads, num_tokens, device)  # of long prompts, for `tmix_prefill`
 
 
 class RWKV7:
@@ -193,7 +194,7 @@ class RWKV7:
         self._ops.tmix_decode(state, *_time_mix_inputs(layer, work, rkv, front), singles, out[front])
         if mixed_rows is not None:  # those it wrote zeros for
             inputs = _time_mix_inputs(layer, work, rkv, slice(None))
-            self._ops.tmix_prefill(state, *inputs, rows.cu_seqlens, mixed_rows.other_slots, out)
+            self._ops.tmix_prefill(state, *inputs, rows.cu_seqlens, mixed_rows.other_slots, out, work.segments)
         return out
 
     def _project(self, layer: Layer, work: Workspace, rkv: Tensor) -> None:

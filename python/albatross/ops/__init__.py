@@ -7,7 +7,16 @@ the first CUDA tensor, an engine calls it at start so that a machine that cannot
 from albatross.ops._loader import NativeLibrary, load_native
 from albatross.ops.linear import grouped_linear, sparse_linear
 from albatross.ops.sampling import SlotTables, sample
-from albatross.ops.tmix import add_norm, add_norm_mix, squared_relu, tmix_decode, tmix_prefill, tmix_prepare, tmix_readout
+from albatross.ops.tmix import (
+    add_norm,
+    add_norm_mix,
+    segment_room,
+    squared_relu,
+    tmix_decode,
+    tmix_prefill,
+    tmix_prepare,
+    tmix_readout,
+)
 from albatross.ops.wkv7 import wkv7_prefill
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "grouped_linear",
     "load_native",
     "sample",
+    "segment_room",
     "sparse_linear",
     "squared_relu",
     "tmix_decode",

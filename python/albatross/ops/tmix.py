@@ -18,6 +18,8 @@ from albatross.ops.wkv7 import wkv7_prefill
 from albatross.reference import tmix as reference
 
 MAX_MIXES = 8  # of one add_norm_mix
+LEAST_TOKENS = 512  # of a step in which sequences are split
+LEAST_SEGMENTS = 3  # what is made of parts beforehand costs more than two of them save
 
 _NORM = "Tensor x, Tensor? delta, Tensor ln_weight, Tensor ln_bias"
 _BIASES = "Tensor w0, Tensor a0, Tensor? v0, Tensor k_k, Tensor k_a"
@@ -127,15 +129,19 @@ def tmix_prefill(
     cu_seqlens: Tensor,
     slots: Tensor,
     out: Tensor,
+    segments: Tensor | None = None,
 ) -> None:
     """Time mixing of one packed sequence a row, by the law of `tmix_decode`; arguments up to ln_bias as there.
 
     On CUDA tensor cores take 16 tokens of fp16 at a time: operands are rounded to fp16, sums and the state in between are fp32.
-    For fp32 vectors it is `prefill_by_scan`.
+    For fp32 vectors it is `prefill_by_scan`. Where few heads and sequences would leave the card idle, it takes parts of a long
+    sequence at once, if there is room for what they hand on to each other.
 
     cu_seqlens: [R + 1] int32, rising from 0 to at most T: sequence i is tokens cu_seqlens[i] : cu_seqlens[i + 1].
     slots: [R] int32, no two alike unless negative; a negative slot is padding: nothing is read or written for that row.
     out: [T, C] fp, rows any multiple of 8 numbers apart, mutated but for tokens past cu_seqlens[R] and those of padding rows.
+    segments: [N, H, 2, 64, 64] fp32, contiguous, mutated, of `segment_room`: long sequences are split into up to N parts, all
+    together. None: none is split. Only CUDA uses it; the parts change the last bits of the result, the room's contents do not.
     """
     need_library(r)
     if r.is_cuda and r.dtype == torch.float32:
@@ -144,8 +150,19 @@ def tmix_prefill(
         )  # fmt: skip
         return
     torch.ops.albatross.tmix_prefill(
-        state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, cu_seqlens, slots, out
+        state, r, k, v, w, a, v_gate, g, v_first, w0, a0, v0, k_k, k_a, r_k, ln_weight, ln_bias, cu_seqlens, slots, out, segments
     )  # fmt: skip
+
+
+def segment_room(num_heads: int, num_tokens: int, device: torch.device) -> Tensor | None:
+    """The `segments` of `tmix_prefill` for a step of so many tokens: as many as let one sequence fill the card, or None where
+    that saves no time. One room serves call after call on a stream."""
+    if device.type != "cuda" or num_tokens < LEAST_TOKENS:
+        return None
+    num_segments = torch.cuda.get_device_properties(device).multi_processor_count // num_heads
+    if num_segments < LEAST_SEGMENTS:
+        return None
+    return torch.empty(num_segments, num_heads, 2, HEAD_SIZE, HEAD_SIZE, device=device)
 
 
 def prefill_by_scan(
@@ -273,6 +290,10 @@ def _check_prefill(op: str, tensors: Tensors) -> None:
     r, slots = tensors["r"], tensors["slots"]
     check_contiguous(op, "slots", slots, torch.int32, (size(slots),), "[R]", r)
     check_contiguous(op, "cu_seqlens", tensors["cu_seqlens"], torch.int32, (size(slots) + 1,), "[R + 1]", r)
+    if "segments" in tensors:
+        segments, num_heads = tensors["segments"], tensors["state"].shape[1]
+        shape = (size(segments), num_heads, 2, HEAD_SIZE, HEAD_SIZE)
+        check_contiguous(op, "segments", segments, torch.float32, shape, "[N, H, 2, 64, 64]", r)
 
 
 def _check_time_mix(op: str, tensors: Tensors) -> None:
@@ -346,7 +367,7 @@ register("add_norm", f"{_NORM}, Tensor index, Tensor(a!) out", _check_add_norm, 
 register("tmix_decode", f"{_TIME_MIX}, Tensor slots, Tensor(b!) out", _check_decode, reference.tmix_decode)
 register(
     "tmix_prefill",
-    f"{_TIME_MIX}, Tensor cu_seqlens, Tensor slots, Tensor(b!) out",
+    f"{_TIME_MIX}, Tensor cu_seqlens, Tensor slots, Tensor(b!) out, Tensor(c!)? segments",
     _check_prefill,
     reference.tmix_prefill,
 )

@@ -123,10 +123,12 @@ def tmix_prefill(
     cu_seqlens: Tensor,
     slots: Tensor,
     out: Tensor,
+    segments: Tensor | None = None,
 ) -> None:
     """Time mixing of one packed sequence a row: `tmix_prepare`, `wkv7_prefill` and `tmix_readout`, whose arguments these are.
 
-    slots: [R]; a negative one is padding. out: [T, C], written for the tokens of rows that are none.
+    slots: [R]; a negative one is padding. out: [T, C], written for the tokens of rows that are none. segments:
+    left alone, since no row is split here.
     """
     r = _as_type(r, _compute_dtype(state if state.dtype == torch.float64 else r))
     *prepared, y = torch.empty(6, *r.shape, dtype=r.dtype, device=r.device).unbind()

@@ -68,6 +68,7 @@ uint32_t reduce_or(uint32_t value);
 uint32_t transpose(uint32_t matrix);                                             // movmatrix
 void load_matrices(uint32_t (&m)[4], SharedAddress row, bool is_transposed);     // ldmatrix .x4
 void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);  // mma.m16n8k16, fp16 to fp32
+void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);  // mma.m16n8k8
 
 void init_barrier(SharedAddress barrier, int count);  // mbarriers
 void arrive(SharedAddress barrier);

@@ -1,6 +1,6 @@
 // tmix_prefill on the emulator, for Python: tests/cuda_host_cases.py calls it with pointers and sizes.
+#include "chunk_rows.cuh"
 #include "launch.cuh"
-#include "tmix.h"
 
 namespace albatross {
 inline namespace tmix_prefill_file {
@@ -39,6 +39,9 @@ void allow_tensors(const TmixPrefillParams& p) {
     char* const state = static_cast<char*>(p.state) + slot * p.state_stride * state_bytes;
     emu::allow_memory(state, p.num_heads * kHead * kHead * state_bytes, true);
   }
+  if (p.segments != nullptr) {
+    emu::allow_memory(p.segments, p.num_segments * p.num_heads * 2 * kHead * kHead * sizeof(float), true);
+  }
   emu::allow_memory(p.slots, p.num_rows * sizeof(int32_t), false);
   emu::allow_memory(p.cu_seqlens, (p.num_rows + 1) * sizeof(int32_t), false);
 }
@@ -56,3 +59,6 @@ extern "C" const char* emu_tmix_prefill(
   albatross::allow_tensors(*params);
   return albatross::launch_tmix_prefill(*params, nullptr);
 }
+
+// Segments of a row of `chunks` where all rows have `all`.
+extern "C" int emu_num_segments(int chunks, int all, int64_t room) { return albatross::num_segments_of(chunks, all, room); }

@@ -145,6 +145,33 @@ const Operation kMultiply{"mma", [](const Lanes& lanes, int) {
   }
 }};
 
+// Beyond its 10 bits of fraction a card ignores a number of TF32; here it is an error.
+float tf32_of(uint32_t bits) {
+  if (bits % (1u << 13) != 0) fail("an operand is not of TF32");
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+const Operation kMultiplyTf32{"mma of TF32", [](const Lanes& lanes, int) {
+  float a[16][8], b[8][8], d[16][8];
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const auto& own = of<Product>(lanes, lane);
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) a[g + i % 2 * 8][t + i / 2 * 4] = tf32_of(own.a[i]);
+    for (int i = 0; i < 2; ++i) b[t + i * 4][g] = tf32_of(own.b[i]);
+    for (int i = 0; i < 4; ++i) d[row_of_d(g, i)][column_of_d(t, i)] = own.d[i];
+  }
+  for (int m = 0; m < 16; ++m) {
+    for (int k = 0; k < 8; ++k) {
+      for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * b[k][n];
+    }
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    for (int i = 0; i < 4; ++i) of<Product>(lanes, lane).d[i] = d[row_of_d(lane / 4, i)][column_of_d(lane % 4, i)];
+  }
+}};
+
 }  // namespace
 
 void begin_warps() { warps.assign(num_threads / kWarp, Warp{}); }
@@ -180,6 +207,10 @@ __attribute__((noinline)) void load_matrices(uint32_t (&m)[4], SharedAddress row
 void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   Product own{d, a, {b0, b1}};
   meet(kMultiply, &own);
+}
+void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  Product own{d, a, {b0, b1}};
+  meet(kMultiplyTf32, &own);
 }
 
 }  // namespace emu

@@ -21,6 +21,7 @@ inline void transpose(const uint32_t (&a)[4], uint32_t (&t)[4]) {
 inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma(d, a[0], a[1], a[2], a[3], b0, b1);
 }
+inline void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { emu::multiply_tf32(d, a, b0, b1); }
 
 // .ftz: subnormal numbers are zeros of their sign.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
