@@ -11,6 +11,7 @@ namespace albatross {
 enum class Pass { kSummary, kOutput };
 
 constexpr int kLeastChunks = 8;    // of a segment: one that is shorter costs more than it saves
+constexpr int kLeastSegments = 3;  // of a row that is split: two took as long as one (H200)
 constexpr int kMostSegments = 16;  // of a row: the last one's first state takes a product of matrices for each that is before it
 
 __device__ __forceinline__ int num_chunks_of(int tokens) { return (tokens + kChunk - 1) / kChunk; }
@@ -19,7 +20,7 @@ __device__ __forceinline__ int num_chunks_of(int tokens) { return (tokens + kChu
 // those of rows that are split are no more than that. All have the same length but the last, none is empty.
 __device__ __forceinline__ int num_segments_of(int chunks, int all, int64_t room) {
   const int share = min(static_cast<int>(chunks * room / all), min(chunks / kLeastChunks, kMostSegments));
-  if (share < 2) return 1;
+  if (share < kLeastSegments) return 1;
   const int length = (chunks + share - 1) / share;
   return (chunks + length - 1) / length;
 }
