@@ -28,7 +28,7 @@ from bench.cuda import DTYPES, capture, copy_bandwidth, gemm_rate, time_each
 from bench.models import model_config, model_setting
 from bench.plot import prefill_plot
 from bench.profile import Work, profile_steps
-from bench.recurrence import KERNELS, Rows
+from bench.recurrence import KERNELS, MIXING_VECTORS, Rows
 from bench.timing import Measured, Result, make_parser, summarise, time_on_host, write_report
 
 MODELS = ("0.1b", "1.5b", "7.2b")
@@ -123,10 +123,10 @@ class PromptReader:
 
     @property
     def recurrence_bytes(self) -> int:
-        """What the recurrence moves in all layers and pieces."""
+        """What the recurrence, and time mixing around it, move in all layers and pieces."""
         prompts, config = self.shape.prompts, self._model.config
-        itemsizes = self._model.state_dtype.itemsize, self._model.dtype.itemsize
-        pieces = [recurrence_bytes(prompts, len(tokens), config.num_heads, *itemsizes) for tokens, _ in self._pieces]
+        sizes = config.num_heads, self._model.state_dtype.itemsize, self._model.dtype.itemsize, MIXING_VECTORS
+        pieces = [recurrence_bytes(prompts, len(tokens), *sizes) for tokens, _ in self._pieces]
         return config.num_layers * sum(pieces)
 
 

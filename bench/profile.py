@@ -16,7 +16,7 @@ from bench.timing import Result
 STEPS = 10
 # Which part of a step a kernel belongs to, by what its name says; the first that fits.
 FAMILIES = (
-    ("recurrence", re.compile(r"wkv|tmix_decode")),
+    ("recurrence", re.compile(r"wkv|tmix_(decode|prefill|summary)")),
     ("draw", re.compile(r"sampl|draw|penal|argmax|softmax|(?<!search)sort|scan|topk", re.IGNORECASE)),
     ("norm and mix", re.compile(r"norm|mix|readout|prepare|relu", re.IGNORECASE)),
     ("products", re.compile(r"gemm|gemv|linear|splitK|cutlass|nvjet|cublas", re.IGNORECASE)),

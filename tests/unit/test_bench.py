@@ -89,7 +89,8 @@ def test_calls_of_one_kernel_are_summed_over_the_steps_and_ranked() -> None:
         ("tmix_decode_kernel", "recurrence"), ("add_norm_mix_kernel", "norm and mix"), ("linear_rows_kernel", "products"),
         ("linear_sparse_kernel", "products"), ("nvjet_hsh_128x64", "products"), ("sample_kernel", "draw"),
         ("wkv7_prefill_kernel", "recurrence"), ("searchsorted_cuda_kernel", "moves"), ("radix_sort_kernel", "draw"),
-        ("Memcpy HtoD", "moves"), ("frobnicate", "other"),
+        ("Memcpy HtoD", "moves"), ("frobnicate", "other"), ("tmix_prefill_kernel", "recurrence"),
+        ("tmix_summary_kernel", "recurrence"), ("tmix_prepare_kernel", "norm and mix"),
     ],
 )  # fmt: skip
 def test_a_kernel_belongs_to_the_part_of_the_step_that_its_name_tells(name: str, family: str) -> None:
