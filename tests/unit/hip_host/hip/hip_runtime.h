@@ -130,6 +130,10 @@ T exchange(T value, int source, int width) {
 inline unsigned __lane_id() { return threadIdx.x % WAVE; }
 inline void __syncthreads() { host::meet(0, static_cast<int>(host::fibers.size())); }
 inline void __threadfence() {}
+template <typename T>
+T __ldg(const T* source) {
+  return *source;
+}
 
 template <typename T>
 T __shfl(T value, int lane, int width) {
